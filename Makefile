@@ -1,0 +1,38 @@
+# Everything runs in the project's own virtual environment, made on first use.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+
+.PHONY: demo test check format benchmarks notebooks clean
+
+demo: $(VENV)/demo.stamp
+	$(BIN)/python -m benchmarks.camera_demo
+
+test: $(VENV)/dev.stamp
+	$(BIN)/python -m pytest
+	KBR_TEST_PRECISION=32 $(BIN)/python -m pytest
+
+check: $(VENV)/dev.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+format: $(VENV)/dev.stamp
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+benchmarks: $(VENV)/dev.stamp
+	$(BIN)/python -m benchmarks
+
+$(VENV)/demo.stamp: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[demo]'
+	touch $@
+
+$(VENV)/dev.stamp: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@ $(VENV)/demo.stamp
+
+clean:
+	rm -rf $(VENV)

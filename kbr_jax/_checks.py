@@ -1,0 +1,151 @@
+"""What is checked at the library's edges: shapes and dtypes at trace time, values where they are concrete."""
+
+import equinox as eqx
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+
+from ._typing import Array, ArrayLike, Bool, Float, Points
+
+
+def is_concrete(x: object) -> bool:
+    """Whether the value of `x` can be read now: it is not being traced by `jit`, `vmap` or `grad`."""
+    return not isinstance(x, jax.core.Tracer)
+
+
+def as_points(points: Points, name: str) -> Points:
+    """`points` with array leaves `[n, ...]` of one n >= 1; else a `ValueError` that names the argument."""
+    points = jax.tree.map(jnp.asarray, points)
+    leaves = jax.tree.leaves(points)
+    if not leaves:
+        raise ValueError(f"`{name}` holds no arrays; pass an array [n, ...] or a tuple of them.")
+    for leaf in leaves:
+        if leaf.ndim == 0:
+            raise ValueError(f"`{name}` is a scalar; a sample needs a leading axis, [n] for n scalar points.")
+    sizes = sorted({leaf.shape[0] for leaf in leaves})
+    if len(sizes) > 1:
+        raise ValueError(f"The parts of `{name}` have different numbers of points, {sizes}; they must agree.")
+    if sizes[0] == 0:
+        raise ValueError(f"`{name}` is an empty sample; at least one point is needed.")
+    return points
+
+
+def size(points: Points) -> int:
+    """Number of points in a sample."""
+    return jax.tree.leaves(points)[0].shape[0]
+
+
+def take(points: Points, index: Array | slice | int) -> Points:
+    """The points at `index`, from every leaf."""
+    return jax.tree.map(lambda leaf: leaf[index], points)
+
+
+def _shapes(points: Points) -> list[tuple[int, ...]]:
+    return [tuple(leaf.shape[1:]) for leaf in jax.tree.leaves(points)]
+
+
+def check_alike(points: Points, name: str, reference: Points, reference_name: str) -> None:
+    """Two samples must hold the same kind of point: one tree structure, the same shape of every leaf behind axis 0."""
+    if jax.tree.structure(points) != jax.tree.structure(reference):
+        raise ValueError(
+            f"`{name}` has the structure {jax.tree.structure(points)} and `{reference_name}` "
+            f"{jax.tree.structure(reference)}; they must hold the same kind of point."
+        )
+    if _shapes(points) != _shapes(reference):
+        raise ValueError(
+            f"A point of `{name}` has shape {_shapes(points)}, one of `{reference_name}` {_shapes(reference)}; they "
+            "must agree. A sample has its points along the leading axis: [n, d] for vectors, [n] for scalars."
+        )
+
+
+def check_same_size(points: Points, name: str, reference: Points, reference_name: str) -> None:
+    """Paired samples need one length."""
+    if size(points) != size(reference):
+        raise ValueError(
+            f"`{name}` has {size(points)} points and `{reference_name}` {size(reference)}; pairs need the same number."
+        )
+
+
+def as_batch(points: Points, name: str, reference: Points, reference_name: str) -> tuple[Points, bool]:
+    """One point or a batch of points, as a batch `[b, ...]`, and whether it was one point.
+
+    `reference` is a sample of the same domain, so there is no guessing: a leaf with the rank of a sample is a batch,
+    a leaf with one axis less is one point, anything else is a `ValueError`.
+    """
+    points = jax.tree.map(jnp.asarray, points)
+    if jax.tree.structure(points) == jax.tree.structure(reference):
+        pairs = list(zip(jax.tree.leaves(points), jax.tree.leaves(reference), strict=True))
+        if all(leaf.shape == like.shape[1:] for leaf, like in pairs):
+            return jax.tree.map(lambda leaf: leaf[None], points), True
+    points = as_points(points, name)
+    check_alike(points, name, reference, reference_name)
+    return points, False
+
+
+def as_weights(weights: ArrayLike | None, n: int, name: str, dtype: jnp.dtype) -> Float[Array, "*batch n"]:
+    """Weights `[..., n]`; uniform `1 / n` where None is given."""
+    if weights is None:
+        return jnp.full(n, 1 / n, dtype)
+    weights = jnp.asarray(weights)
+    if not jnp.issubdtype(weights.dtype, jnp.floating):
+        raise ValueError(f"`{name}` must be floating-point, not {weights.dtype}.")
+    if weights.ndim == 0 or weights.shape[-1] != n:
+        raise ValueError(
+            f"`{name}` has shape {weights.shape}; its last axis must hold one weight for each of {n} points."
+        )
+    return weights
+
+
+def as_positive(value: ArrayLike, name: str) -> Float[Array, "..."]:
+    """A positive parameter as a floating-point array.
+
+    A number, or a concrete array, that is not positive (or is NaN) is a `ValueError`. A traced value is not looked at:
+    inside `jit` and `grad`, positivity is the caller's, by the parametrisation.
+    """
+    array = _as_float(value)
+    if is_concrete(array) and not np.all(np.asarray(array) > 0):
+        raise ValueError(f"`{name}` must be positive, got {np.asarray(array)}.")
+    return array
+
+
+def as_share(value: ArrayLike, name: str) -> Float[Array, ""]:
+    """A number in [0, 1) as a floating-point scalar; a concrete value outside is a `ValueError`."""
+    array = _as_float(value)
+    if array.ndim or (is_concrete(array) and not 0 <= float(array) < 1):
+        raise ValueError(f"`{name}` must be one number in [0, 1), got {value}.")
+    return array
+
+
+def _as_float(value: ArrayLike) -> Float[Array, "..."]:
+    array = jnp.asarray(value)
+    # The cast also drops the weak type of Python numbers, which would compile every program twice.
+    return array.astype(array.dtype if jnp.issubdtype(array.dtype, jnp.floating) else float)
+
+
+def as_regularizer(value: ArrayLike, name: str, dtype: jnp.dtype) -> Float[Array, ""]:
+    """A positive scalar in the dtype of the computation."""
+    array = as_positive(value, name)
+    if array.ndim:
+        raise ValueError(f"`{name}` must be one number, got shape {array.shape}; use `vmap` for several.")
+    return array.astype(dtype)
+
+
+def _finite(points: Points) -> Bool[Array, ""]:
+    leaves = [leaf for leaf in jax.tree.leaves(points) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    return jnp.all(jnp.asarray([jnp.all(jnp.isfinite(leaf)) for leaf in leaves]))
+
+
+def check_finite(points: Points, name: str) -> Points:
+    """Training data without NaN or infinity.
+
+    Concrete data that fails is a `ValueError`. For traced data the same message is raised when the compiled program
+    runs, as an `equinox.EquinoxRuntimeError`; the environment variable `EQX_ON_ERROR=nan` turns that check off.
+    """
+    message = f"`{name}` contains NaN or infinity; remove or impute those points (missing observations: use a mask)."
+    finite = _finite(points)
+    if is_concrete(finite):
+        if not bool(finite):
+            raise ValueError(message)
+        return points
+    return eqx.error_if(points, ~finite, message)

@@ -1,0 +1,25 @@
+"""Names for the arrays that cross the library's borders."""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+from jaxtyping import Array as Array
+from jaxtyping import Bool as Bool
+from jaxtyping import Float as Float
+from jaxtyping import Inexact as Inexact
+from jaxtyping import Int as Int
+from jaxtyping import PRNGKeyArray as PRNGKeyArray
+
+#: What an array argument may be: it is converted with `jnp.asarray`.
+ArrayLike: TypeAlias = jax.Array | np.ndarray | float | int
+
+#: One point of any domain: an array of any shape, or a pytree of them (a tuple for a joint variable).
+Point: TypeAlias = Any
+
+#: A sample: a point with one more axis in front of every leaf. `[n, d]` for vectors, `[n, 3, 3]` for rotations.
+Points: TypeAlias = Any
+
+#: A function of one point with values of any fixed shape.
+PointFunction: TypeAlias = Callable[[Point], Any]

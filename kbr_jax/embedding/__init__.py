@@ -1,0 +1,32 @@
+"""Distributions as weighted samples in an RKHS."""
+
+from ._decoding import decode as decode
+from ._decoding import decode_fixed_point as decode_fixed_point
+from ._decoding import decode_gradient as decode_gradient
+from ._decoding import decode_permutation as decode_permutation
+from ._decoding import decode_rotation as decode_rotation
+from ._decoding import decoding_objective as decoding_objective
+from ._decoding import project_rotation as project_rotation
+from ._distance import mmd as mmd
+from ._distance import mmd2 as mmd2
+from ._distance import witness as witness
+from ._embedding import Embedding as Embedding
+from ._embedding import embed as embed
+from ._embedding import evaluate as evaluate
+from ._embedding import expectation as expectation
+from ._embedding import inner as inner
+from ._embedding import mean as mean
+from ._embedding import mix as mix
+from ._embedding import norm as norm
+from ._embedding import normalise as normalise
+from ._embedding import normalised as normalised
+from ._embedding import squared_norm as squared_norm
+from ._joint import CrossCovariance as CrossCovariance
+from ._joint import JointEmbedding as JointEmbedding
+from ._joint import covariance as covariance
+from ._joint import cross_covariance as cross_covariance
+from ._joint import hilbert_schmidt2 as hilbert_schmidt2
+from ._joint import hsic as hsic
+from ._joint import joint_embed as joint_embed
+from ._joint import joint_expectation as joint_expectation
+from ._joint import marginals as marginals

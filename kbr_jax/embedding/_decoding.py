@@ -1,0 +1,166 @@
+r"""Pre-images: the point whose feature is closest to an embedding (S13 eq 26, S09 eq 12),
+
+$$ y^* = \operatorname{argmin}_y |\mu - \phi(y)|^2 = \operatorname{argmin}_y \; k(y, y) - 2 \mu(y). $$
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from .._checks import as_batch, as_points, check_alike, take
+from .._numerics import matmul, safe_divide
+from .._typing import Array, Float, Point, Points
+from ..kernels import ChordalGaussian, Gaussian
+from ._embedding import Embedding, evaluate, mean
+
+
+def decoding_objective(embedding: Embedding, points: Point | Points) -> Float[Array, "..."]:
+    r"""$k(y, y) - 2 \mu(y)$ at points y `[m, ...]` or at one (S13 eq 26); $|\mu - \phi(y)|^2$ less the constant $|\mu|^2$."""
+    batch, single = as_batch(points, "points", embedding.points, "embedding.points")
+    values = embedding.kernel.diagonal(batch) - 2 * evaluate(embedding, batch)
+    return values[..., 0] if single else values
+
+
+def decode(embedding: Embedding, candidates: Points | None = None) -> Point:
+    """The best point among candidates: a grid, a list, or by default the embedding's own sample.
+
+    **Arguments:** `candidates` `[m, ...]`. **Returns:** one point, or `[..., *point]` for a batch of embeddings.
+    Cost O(n m d). Any kernel, any domain; refine the result with `decode_fixed_point` or `decode_gradient`.
+    """
+    points = embedding.points if candidates is None else as_points(candidates, "candidates")
+    check_alike(points, "candidates", embedding.points, "embedding.points")
+    return take(points, jnp.argmin(decoding_objective(embedding, points), axis=-1))
+
+
+@eqx.filter_jit
+def decode_fixed_point(embedding: Embedding, start: Point | None = None, *, steps: int = 100) -> Point:
+    r"""Pre-image under a Gaussian kernel by the fixed point of Mika et al. 1999,
+
+    $$ y \leftarrow \frac{\sum_i w_i k(x_i, y) x_i}{\sum_i w_i k(x_i, y)}. $$
+
+    **Arguments:** `embedding`, unbatched (use `vmap`), with a `Gaussian` or `ChordalGaussian` kernel; `start`, one point,
+    by default the best point of the sample; `steps`, the number of iterations (static).
+
+    Signed weights can make the denominator zero or negative, and a step can then go up. A step that does not lower the
+    objective is replaced by the same step halved, and by none if that fails too, so the objective never rises above its
+    start. Cost O(steps n d). Differentiable (through the iterations).
+    """
+    kernel = embedding.kernel
+    if not isinstance(kernel, (Gaussian, ChordalGaussian)):
+        raise ValueError(
+            f"The fixed point is that of Gaussian kernels, not {type(kernel).__name__}; use `decode_gradient`."
+        )
+    if embedding.weights.ndim != 1:
+        raise ValueError(f"`embedding` is a batch of shape {embedding.weights.shape}; use `jax.vmap` over its weights.")
+    points, weights = embedding.points, embedding.weights
+    start = decode(embedding) if start is None else jnp.asarray(start, points.dtype)
+
+    def step(y, _):
+        terms = weights * kernel.gram(points, y[None])[:, 0]
+        mass = jnp.sum(terms)
+        safe = mass > jnp.finfo(terms.dtype).eps * jnp.sum(jnp.abs(terms))
+        target = jnp.tensordot(terms, points, axes=1) / jnp.where(safe, mass, 1)
+        full = jnp.where(safe, target, y)
+        trials = jnp.stack([full, (full + y) / 2, y])
+        values = lax.stop_gradient(decoding_objective(embedding, trials))
+        improves = values < values[2]
+        return trials[jnp.where(improves[0], 0, jnp.where(improves[1], 1, 2))], None
+
+    return lax.scan(step, start, length=steps)[0]
+
+
+@eqx.filter_jit
+def decode_gradient(
+    embedding: Embedding,
+    starts: Points | None = None,
+    *,
+    num_starts: int = 5,
+    steps: int = 200,
+    learning_rate: float = 0.05,
+) -> Point:
+    r"""Pre-image under any differentiable kernel by gradient descent (Adam) on S13 eq 26 from several starts.
+
+    **Arguments:**
+
+    - `embedding`: unbatched, on real points (one array); use `vmap` over weights for a batch.
+    - `starts`: `[s, ...]`; by default the `num_starts` best points of the sample.
+    - `steps`, `learning_rate`: of Adam; the rate is in units of the points and decays to zero over the steps (cosine).
+
+    **Returns:** the best point seen over all starts and steps, never worse than the best start.
+    Cost O(s steps n d).
+    """
+    if embedding.weights.ndim != 1:
+        raise ValueError(f"`embedding` is a batch of shape {embedding.weights.shape}; use `jax.vmap` over its weights.")
+    if starts is None:
+        order = jnp.argsort(decoding_objective(embedding, embedding.points))
+        starts = take(embedding.points, order[: min(num_starts, order.shape[0])])
+    starts = as_points(starts, "starts")
+    check_alike(starts, "starts", embedding.points, "embedding.points")
+    optimiser = optax.adam(optax.cosine_decay_schedule(learning_rate, steps))
+    objective = jax.value_and_grad(lambda y: decoding_objective(embedding, y))
+
+    def descend(start):
+        def step(carry, _):
+            y, state, best, best_value = carry
+            value, gradient = objective(y)
+            better = value < best_value
+            best, best_value = jnp.where(better, y, best), jnp.where(better, value, best_value)
+            with jax.numpy_dtype_promotion("standard"):  # optax mixes its step count with floats
+                update, state = optimiser.update(gradient, state)
+            return (optax.apply_updates(y, update), state, best, best_value), None
+
+        carry = (start, optimiser.init(start), start, jnp.asarray(jnp.inf, start.dtype))
+        carry, _ = lax.scan(step, carry, length=steps + 1)
+        return carry[2], carry[3]
+
+    points, values = jax.vmap(descend)(starts)
+    return points[jnp.argmin(values)]
+
+
+@jax.custom_jvp
+def project_rotation(matrix: Float[Array, "*batch d d"]) -> Float[Array, "*batch d d"]:
+    r"""Nearest rotation in Frobenius norm: $U \operatorname{diag}(1, \dots, \det(U V^\top)) V^\top$ from the SVD of the matrix.
+
+    The gradient is that of the projection, finite also at equal singular values (at a rotation itself), where
+    differentiating an SVD gives NaN. It is set to zero where the nearest rotation is not unique. Cost O(d^3).
+    """
+    left, _, right = _signed_svd(matrix)
+    return matmul(left, right)
+
+
+@project_rotation.defjvp
+def _project_rotation_jvp(primals, tangents):
+    left, values, right = _signed_svd(primals[0])
+    inside = matmul(matmul(jnp.swapaxes(left, -1, -2), tangents[0]), jnp.swapaxes(right, -1, -2))
+    turn = safe_divide(inside - jnp.swapaxes(inside, -1, -2), values[..., :, None] + values[..., None, :])
+    return matmul(left, right), matmul(matmul(left, turn), right)
+
+
+def _signed_svd(matrix):
+    """`left diag(values) right` with `left right` a rotation: the sign of a reflection goes to the last value."""
+    left, values, right = jnp.linalg.svd(matrix, full_matrices=False)
+    sign = jnp.where(jnp.linalg.det(matmul(left, right)) < 0, -1.0, 1.0).astype(matrix.dtype)[..., None]
+    return left.at[..., :, -1].multiply(sign), values.at[..., -1].multiply(sign[..., 0]), right
+
+
+def decode_rotation(embedding: Embedding) -> Float[Array, "*batch d d"]:
+    r"""The rotation nearest to the weighted mean matrix $\sum_i w_i R_i$ (divided by the mass), `[..., d, d]`.
+
+    Under the trace kernel on SO(d) it is the exact pre-image $\operatorname{argmax}_R \operatorname{tr}(A^\top R)$
+    (S09 section 7, where it is found by descent); under other kernels it is the projected mean. Cost O(n d^2 + d^3).
+    """
+    return project_rotation(mean(embedding))
+
+
+def decode_permutation(embedding: Embedding) -> Float[Array, "d d"]:
+    r"""The permutation matrix that maximises $\operatorname{tr}(A^\top P)$ with $A = \sum_i w_i P_i$, by the Hungarian algorithm.
+
+    The exact pre-image under the trace kernel on permutation matrices `[n, d, d]` (S09 section 5). Cost O(n d^2 + d^3);
+    unbatched.
+    """
+    average = jnp.tensordot(embedding.weights, embedding.points, axes=1)
+    with jax.numpy_dtype_promotion("standard"):
+        rows, columns = optax.assignment.hungarian_algorithm(-average)
+    return jnp.zeros_like(average).at[rows, columns].set(1)

@@ -1,0 +1,142 @@
+r"""Distributions as weighted samples: $\mu = \sum_i w_i \phi(x_i)$, with weights of any sign."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from .._checks import as_batch, as_points, as_weights, check_alike, check_finite, size
+from .._numerics import matmul, safe_sqrt
+from .._typing import Array, ArrayLike, Float, Point, PointFunction, Points
+from ..kernels import AbstractKernel, as_kernel
+
+
+class Embedding(eqx.Module):
+    r"""Mean embedding $\mu = \sum_i w_i k(x_i, \cdot)$ of a distribution (S13 eq 1).
+
+    - `kernel`: the kernel of the RKHS.
+    - `points`: sample `[n, ...]`.
+    - `weights`: `[n]`, or `[..., n]` for a batch of embeddings on one sample. Negative weights are legal, and weights
+      need not sum to 1 (`mass`).
+    """
+
+    kernel: AbstractKernel
+    points: Points
+    weights: Float[Array, "*batch n"]
+
+    @property
+    def mass(self) -> Float[Array, "*batch"]:
+        """Sum of the weights: 1 for a probability distribution, near 1 for a good estimate of one."""
+        return jnp.sum(self.weights, axis=-1)
+
+
+def embed(kernel: Any, points: Points, weights: ArrayLike | None = None) -> Embedding:
+    r"""Embed a sample: $\hat\mu = \sum_i w_i k(x_i, \cdot)$ (S13 eq 1; S09 eq 2b), uniform weights $1 / n$ by default.
+
+    **Arguments:**
+
+    - `kernel`: a kernel, or any callable of two points.
+    - `points`: sample `[n, ...]`: an array, or a pytree of arrays with a common leading axis.
+    - `weights`: `[n]` or `[..., n]`, of any sign.
+
+    **Raises:** `ValueError` for an empty or non-finite sample, a dtype that is not the kernel's, weights of a wrong length.
+    """
+    kernel = as_kernel(kernel)
+    points = check_finite(as_points(points, "points"), "points")
+    kernel.check(points, "points")
+    dtype = jax.eval_shape(kernel.diagonal, points).dtype
+    return Embedding(kernel, points, as_weights(weights, size(points), "weights", dtype))
+
+
+def evaluate(embedding: Embedding, points: Point | Points) -> Float[Array, "..."]:
+    r"""Values $\mu(z) = \sum_i w_i k(x_i, z)$ at one point or m points `[m, ...]`; cost O(n m d).
+
+    For a density-like view of a belief, evaluate it on a grid. Returns `[..., m]`, or `[...]` for one point.
+    """
+    batch, single = as_batch(points, "points", embedding.points, "embedding.points")
+    embedding.kernel.check(batch, "points")
+    values = matmul(embedding.weights, embedding.kernel.gram(embedding.points, batch))
+    return values[..., 0] if single else values
+
+
+def expectation(embedding: Embedding, function: PointFunction) -> Any:
+    r"""Estimate of $E[f(X)]$, $\sum_i w_i f(x_i)$.
+
+    **Arguments:** `function` maps one point to an array of any shape (or a pytree of arrays); it need not be in the
+    RKHS, but convergence is assured only for functions that are, or nearly are.
+
+    **Returns:** `[..., *shape]`, leading axes as the batch of weights. Not divided by the mass: for weights that do not
+    sum to 1 consider `normalise`. Cost: n calls of `function`.
+    """
+    values = jax.vmap(function)(embedding.points)
+    return jax.tree.map(lambda v: jnp.tensordot(embedding.weights, v.astype(embedding.weights.dtype), axes=1), values)
+
+
+def mean(embedding: Embedding) -> Points:
+    r"""The weighted mean point $\sum_i w_i x_i / \sum_i w_i$ `[..., *point]`, for real points.
+
+    Divides by the mass, guarded as in `normalise`. Cost O(n d).
+    """
+    return expectation(normalise(embedding)[0], lambda x: x)
+
+
+def inner(p: Embedding, q: Embedding) -> Float[Array, "*batch"]:
+    r"""$\langle \mu_p, \mu_q \rangle = \sum_{ij} w_i v_j k(x_i, y_j)$; cost O(n m d), batch axes broadcast.
+
+    With q the expansion of a function g, this is the kernel Bayes average $E_p[g]$ (S13 eq 25).
+    The kernel of `p` is used; both must live in one RKHS. **Raises:** `ValueError` if the points differ in kind.
+    """
+    check_alike(q.points, "q.points", p.points, "p.points")
+    return jnp.sum(matmul(p.weights, p.kernel.gram(p.points, q.points)) * q.weights, axis=-1)
+
+
+def squared_norm(embedding: Embedding) -> Float[Array, "*batch"]:
+    r"""$|\mu|^2$ in the RKHS; cost O(n^2 d)."""
+    return inner(embedding, embedding)
+
+
+def norm(embedding: Embedding) -> Float[Array, "*batch"]:
+    r"""$|\mu|$ in the RKHS, with gradient 0 at $\mu = 0$; cost O(n^2 d)."""
+    return safe_sqrt(squared_norm(embedding))
+
+
+def mix(embeddings: Sequence[Embedding], shares: ArrayLike) -> Embedding:
+    r"""The mixture $\sum_c \pi_c \mu_c$, on the concatenated samples.
+
+    **Arguments:** `embeddings` in one RKHS (the kernel of the first is kept), unbatched; `shares` `[c]`, of any sign.
+    """
+    if not embeddings:
+        raise ValueError("`embeddings` is empty; a mixture needs at least one.")
+    shares = as_weights(jnp.asarray(shares), len(embeddings), "shares", embeddings[0].weights.dtype)
+    for index, other in enumerate(embeddings):
+        check_alike(other.points, f"embeddings[{index}].points", embeddings[0].points, "embeddings[0].points")
+        if other.weights.ndim != 1:
+            raise ValueError(
+                f"embeddings[{index}] is a batch of shape {other.weights.shape}; mix under `vmap` instead."
+            )
+    points = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *[e.points for e in embeddings])
+    weights = jnp.concatenate([share * e.weights for share, e in zip(shares, embeddings, strict=True)])
+    return Embedding(embeddings[0].kernel, points, weights)
+
+
+def normalise(embedding: Embedding) -> tuple[Embedding, Float[Array, "*batch"]]:
+    r"""Divide the weights by their sum.
+
+    **Returns:** the embedding with weights of sum 1, and the mass before, as the diagnostic: a mass far from 1, or small
+    beside $\sum_i |w_i|$, says that the estimate is poor. Signed weights can cancel: below a relative mass of
+    `sqrt(eps)` (1e-8 in float64, 3e-4 in float32) the divisor is kept at that fraction of $\sum_i |w_i|$, so the result
+    is finite (and its mass not 1).
+    """
+    mass = embedding.mass
+    return Embedding(embedding.kernel, embedding.points, normalised(embedding.weights)), mass
+
+
+def normalised(weights: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
+    """Weights divided by their sum, guarded as `normalise` says."""
+    mass = jnp.sum(weights, axis=-1, keepdims=True)
+    size_ = jnp.sum(jnp.abs(weights), axis=-1, keepdims=True)
+    floor = float(jnp.sqrt(jnp.finfo(weights.dtype).eps)) * jnp.where(size_ > 0, size_, 1)
+    divisor = jnp.where(jnp.abs(mass) > floor, mass, jnp.where(mass < 0, -floor, floor))
+    return weights / divisor

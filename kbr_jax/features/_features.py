@@ -1,0 +1,176 @@
+r"""Samples with their Gram matrix, exact or as $K \approx \Phi \Phi^\top$, and the linear algebra the rules need of them.
+
+Every rule of the library is written once, against the methods of `AbstractFeatures`. A point enters them as its *code*,
+a row of r numbers that is linear in the embedding of the point: `k(X, x)` for the exact Gram matrix (r = n), the
+feature vector `phi(x)` for a feature map (r << n). The code of an embedding is the weighted sum of its points' codes.
+"""
+
+import abc
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+
+from .._numerics import PSDFactor, matmul, psd_factor, psd_solve, resolvent
+from .._typing import Array, Float, Points
+from ..kernels import AbstractKernel
+
+
+class AbstractFeatures(eqx.Module):
+    """A sample of n points with (an approximation of) its Gram matrix K.
+
+    A finished object caches arrays that depend on the kernel's parameters: never replace the kernel in it; fit anew,
+    inside the loss if a gradient is wanted.
+    """
+
+    kernel: eqx.AbstractVar[AbstractKernel]
+    points: eqx.AbstractVar[Points]
+    codes: eqx.AbstractVar[Float[Array, "n r"]]
+
+    @abc.abstractmethod
+    def encode(self, points: Points) -> Float[Array, "m r"]:
+        """Codes of m points."""
+
+    @abc.abstractmethod
+    def rebase(self, points: Points) -> "AbstractFeatures":
+        """The same features of another sample."""
+
+    @abc.abstractmethod
+    def expand(self, coefficients: Float[Array, "b r"]) -> Float[Array, "b n"]:
+        """Weights on the sample of vectors given in the coordinates of `operator`."""
+
+    @abc.abstractmethod
+    def contract(self, values: Float[Array, "b n"]) -> Float[Array, "b r"]:
+        """The adjoint of `expand`."""
+
+    @abc.abstractmethod
+    def centre(self, codes: Float[Array, "b r"]) -> Float[Array, "b r"]:
+        """Codes as a centred ridge regression takes them."""
+
+    @abc.abstractmethod
+    def operator(self, centred: bool) -> Float[Array, "r r"]:
+        """The matrix that a ridge regression on this sample inverts (plus its ridge), centred in feature space if asked."""
+
+    @abc.abstractmethod
+    def posterior(
+        self, weights: Float[Array, " n"], codes: Float[Array, "b r"], regularizer: Float[Array, ""]
+    ) -> tuple[Float[Array, "b n"], Float[Array, "b n"]]:
+        r"""Both forms of Bayes' rule need the same solve with D = diag(weights), of any sign.
+
+        **Returns:** $\beta = D K ((D K)^2 + \delta I)^{-1} D k$ and $g = K ((D K)^2 + \delta I)^{-1} D k$ with
+        $\beta = D g$, for each code of an observation (its $k$).
+        """
+
+    @abc.abstractmethod
+    def importance_posterior(
+        self, weights: Float[Array, " n"], codes: Float[Array, "b r"], regularizer: Float[Array, ""]
+    ) -> Float[Array, "b n"]:
+        r"""$\sqrt{D} (\sqrt{D} K \sqrt{D} + \delta I)^{-1} \sqrt{D} k = (D K + \delta I)^{-1} D k$ for weights >= 0."""
+
+    @property
+    def size(self) -> int:
+        """Number n of points."""
+        return self.codes.shape[0]
+
+    def ridge(self, regularizer: Float[Array, ""], centred: bool = False) -> PSDFactor:
+        """Factor of `K + n regularizer I`, or of its feature form; cost O(n^3) exact, O(n r^2) for features."""
+        return psd_factor(self.operator(centred), self.size * regularizer)
+
+    def ridge_weights(self, factor: PSDFactor, codes: Float[Array, "b r"]) -> Float[Array, "b n"]:
+        """`(K + n regularizer I)^{-1} k` for each code; cost O(n^2) exact, O(n r + r^2) for features."""
+        return self.expand(factor.solve(codes.T).T)
+
+    def project(self, codes: Float[Array, "b r"], regularizer: Float[Array, ""]) -> Float[Array, "b n"]:
+        """Weights on this sample for embeddings given by their codes, by ridge regression: `ridge` and `ridge_weights` in one."""
+        return self.ridge_weights(self.ridge(regularizer), codes)
+
+    def ridge_values(
+        self, factor: PSDFactor, values: Float[Array, "b n"], codes: Float[Array, "m r"]
+    ) -> Float[Array, "b m"]:
+        """`k(X, x)^T (K + n regularizer I)^{-1} values` at each code: kernel ridge regression; the adjoint of `ridge_weights`."""
+        return matmul(factor.solve(self.contract(values).T).T, codes.T)
+
+
+class ExactFeatures(AbstractFeatures):
+    """The exact Gram matrix: codes are kernel columns `k(X, x)`, r = n. Memory O(n^2)."""
+
+    kernel: AbstractKernel
+    points: Points
+    codes: Float[Array, "n n"]
+
+    def encode(self, points: Points) -> Float[Array, "m r"]:
+        return self.kernel.gram(points, self.points)
+
+    def rebase(self, points: Points) -> "ExactFeatures":
+        return exact_features(self.kernel, points)
+
+    def expand(self, coefficients: Float[Array, "b r"]) -> Float[Array, "b n"]:
+        return coefficients
+
+    def contract(self, values: Float[Array, "b n"]) -> Float[Array, "b r"]:
+        return values
+
+    def centre(self, codes: Float[Array, "b r"]) -> Float[Array, "b r"]:
+        return codes - jnp.mean(codes, axis=-1, keepdims=True)
+
+    def operator(self, centred: bool) -> Float[Array, "r r"]:
+        if not centred:
+            return self.codes
+        rows = self.codes - jnp.mean(self.codes, axis=0)
+        return rows - jnp.mean(rows, axis=1, keepdims=True)
+
+    def posterior(
+        self, weights: Float[Array, " n"], codes: Float[Array, "b r"], regularizer: Float[Array, ""]
+    ) -> tuple[Float[Array, "b n"], Float[Array, "b n"]]:
+        beta, inverse = resolvent(weights[:, None] * self.codes, regularizer, (weights * codes).T)
+        return beta.T, matmul(self.codes, inverse).T
+
+    def importance_posterior(
+        self, weights: Float[Array, " n"], codes: Float[Array, "b r"], regularizer: Float[Array, ""]
+    ) -> Float[Array, "b n"]:
+        matrix = weights[:, None] * self.codes + regularizer * jnp.eye(self.size, dtype=self.codes.dtype)
+        return jnp.linalg.solve(matrix, (weights * codes).T).T
+
+
+class AbstractFeatureMap(AbstractFeatures):
+    r"""A finite feature map, $k(x, y) \approx \phi(x)^\top \phi(y)$; codes are feature vectors.
+
+    With $\Phi$ `[n, r]`, $A = \Phi^\top D \Phi$ and $k = \Phi l$, the push-through identity turns every n x n solve into
+    an r x r one, exact for $K = \Phi \Phi^\top$:
+
+    $$ (\Phi \Phi^\top + n \lambda I)^{-1} \Phi l = \Phi (\Phi^\top \Phi + n \lambda I)^{-1} l, \qquad
+       K ((D K)^2 + \delta I)^{-1} D k = \Phi A (A^2 + \delta I)^{-1} l. $$
+    """
+
+    def expand(self, coefficients: Float[Array, "b r"]) -> Float[Array, "b n"]:
+        return matmul(coefficients, self.codes.T)
+
+    def contract(self, values: Float[Array, "b n"]) -> Float[Array, "b r"]:
+        return matmul(values, self.codes)
+
+    def centre(self, codes: Float[Array, "b r"]) -> Float[Array, "b r"]:
+        return codes  # The features of the sample are centred instead, in `operator` and behind `expand`.
+
+    def operator(self, centred: bool) -> Float[Array, "r r"]:
+        features = self.codes - jnp.mean(self.codes, axis=0) if centred else self.codes
+        return matmul(features.T, features)
+
+    def posterior(
+        self, weights: Float[Array, " n"], codes: Float[Array, "b r"], regularizer: Float[Array, ""]
+    ) -> tuple[Float[Array, "b n"], Float[Array, "b n"]]:
+        coefficients, _ = resolvent(self._weighted(weights), regularizer, codes.T)
+        values = self.expand(coefficients.T)
+        return weights * values, values
+
+    def importance_posterior(
+        self, weights: Float[Array, " n"], codes: Float[Array, "b r"], regularizer: Float[Array, ""]
+    ) -> Float[Array, "b n"]:
+        return weights * self.expand(psd_solve(self._weighted(weights), codes.T, regularizer).T)
+
+    def _weighted(self, weights: Float[Array, " n"]) -> Float[Array, "r r"]:
+        return matmul((weights[:, None] * self.codes).T, self.codes)
+
+
+def exact_features(kernel: Any, points: Points) -> ExactFeatures:
+    """The sample with its exact Gram matrix, for checked arguments. Cost O(n^2 d)."""
+    return ExactFeatures(kernel, points, kernel.gram(points, points))

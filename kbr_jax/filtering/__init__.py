@@ -1,0 +1,9 @@
+"""Filters: beliefs about a hidden state as weighted samples."""
+
+from ._approximate import ApproximateFilter as ApproximateFilter
+from ._base import AbstractFilter as AbstractFilter
+from ._base import FilterStep as FilterStep
+from ._base import filter as filter
+from ._kernel_bayes import KernelBayesFilter as KernelBayesFilter
+from ._kernel_bayes import KernelBayesState as KernelBayesState
+from ._kernel_bayes import Recovery as Recovery

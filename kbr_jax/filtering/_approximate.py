@@ -1,0 +1,176 @@
+"""The approximate filter of Song et al. 2009 (algorithms 1 and 2): one conditional embedding of state and observation."""
+
+from typing import Any, Literal
+
+import equinox as eqx
+import jax.numpy as jnp
+
+from .._checks import as_regularizer, size, take
+from .._numerics import PSDFactor, matmul
+from .._typing import Array, ArrayLike, Bool, Float, Point, Points
+from ..embedding import Embedding, normalised
+from ..features import AbstractFeatureMap, AbstractFeatures, ExactFeatures, Landmarks, fit_features
+from ..kernels import AbstractKernel, DirectSum, as_kernel
+from ..rules import centred_weights, encode
+from ._base import AbstractFilter, FilterStep, as_sequence, as_triples, project_prior
+
+
+class ConcatenatedFeatures(AbstractFeatureMap):
+    """The features of two variables side by side; its kernel is the direct sum of theirs."""
+
+    kernel: AbstractKernel
+    points: Points
+    codes: Float[Array, "n r"]
+    first: AbstractFeatures
+    second: AbstractFeatures
+
+    def encode(self, points: Points) -> Float[Array, "m r"]:
+        return jnp.concatenate([self.first.encode(points[0]), self.second.encode(points[1])], axis=-1)
+
+    def rebase(self, points: Points) -> "ConcatenatedFeatures":
+        first, second = self.first.rebase(points[0]), self.second.rebase(points[1])
+        return concatenated_features(first, second)
+
+
+def concatenated_features(first: AbstractFeatures, second: AbstractFeatures) -> ConcatenatedFeatures:
+    """Concatenate two feature maps of paired samples."""
+    kernel = DirectSum((first.kernel, second.kernel))
+    codes = jnp.concatenate([first.codes, second.codes], axis=-1)
+    return ConcatenatedFeatures(kernel, (first.points, second.points), codes, first, second)
+
+
+class ApproximateFilter(AbstractFilter):
+    r"""The filter of S09: $\mu_{s_{t+1} | h_{t+1}} = T_1 \mu_{s_t | h_t} + T_2 \psi(o_{t+1})$ (eq 11). Build it with `fit`.
+
+    One conditional embedding of $s_{t+1}$ given $(s_t, o_{t+1})$, with concatenated features (kernel K + U), is applied to
+    the last belief and the new observation; the posterior of $s_t$ is not corrected by $o_{t+1}$. The belief is a set of
+    weights on the training successors:
+
+    - `form="printed"`: $\beta \leftarrow (H K + H U + n \lambda I)^{-1} H (\tilde G \beta + u)$ (theorem 9, algorithm 2). Its
+      weights sum to 0: decode by `decode`, not by a mean;
+    - `form="affine"`: the same regression with its intercept; weights sum to 1 (see `condition_centred`).
+
+    Cost of a step: O(n^2) exact, O(n r) with landmarks. On a linear-Gaussian system its gain tends to Q / (Q + R), not to the
+    Kalman gain.
+    """
+
+    states: AbstractFeatures
+    observations: AbstractFeatures
+    joint: AbstractFeatures
+    successors: Points
+    successor_codes: Float[Array, "n r"]
+    joint_factor: PSDFactor
+    state_factor: PSDFactor
+    observation_factor: PSDFactor
+    regularizer: Float[Array, ""]
+    form: Literal["affine", "printed"] = eqx.field(static=True)
+
+    @property
+    def support(self) -> Points:
+        """The training successors."""
+        return self.successors
+
+    @staticmethod
+    def fit(
+        kernel_states: Any,
+        kernel_observations: Any,
+        states: Points,
+        observations: Points,
+        *,
+        successors: Points | None = None,
+        regularizer: ArrayLike,
+        landmarks_states: Landmarks | int | None = None,
+        landmarks_observations: Landmarks | int | None = None,
+        form: Literal["affine", "printed"] = "affine",
+    ) -> "ApproximateFilter":
+        r"""Learn from a training sequence with known states (S09 algorithm 1).
+
+        **Arguments:** `states` `[T, ...]` and `observations` `[T, ...]`, the one at t made in state t; pairs are
+        $(s_t, o_{t+1}) \to s_{t+1}$. For data that is not one sequence pass `successors` `[n, ...]`, and `observations` made in
+        the successors. `regularizer`: lambda > 0, in `H K + H U + n lambda I`. Landmarks: both exact (None) or both low-rank.
+
+        **Raises:** `ValueError` as `KernelBayesFilter.fit`.
+        """
+        if form not in ("affine", "printed"):
+            raise ValueError(f"`form` must be 'affine' or 'printed', got {form!r}.")
+        if (landmarks_states is None) != (landmarks_observations is None):
+            raise ValueError("Give landmarks for both states and observations, or for neither.")
+        kernel_states, kernel_observations = as_kernel(kernel_states), as_kernel(kernel_observations)
+        if successors is None:
+            states, observations = as_sequence(states, observations)
+            count = size(observations)
+            if count < 2:
+                raise ValueError("`observations` must have at least 2 points: pairs are (s_t, o_{t+1}).")
+            states, observations, successors = (
+                take(states, slice(0, count - 1)),
+                take(observations, slice(1, count)),
+                take(states, slice(1, count)),
+            )
+        else:
+            states, observations, successors = as_triples(states, observations, successors)
+        kernel_states.check(states, "states")
+        kernel_observations.check(observations, "observations")
+        first = fit_features(kernel_states, states, landmarks_states)
+        second = fit_features(kernel_observations, observations, landmarks_observations)
+        ridge = as_regularizer(regularizer, "regularizer", first.codes.dtype)
+        if landmarks_states is None:
+            kernel = DirectSum((kernel_states, kernel_observations))
+            joint = ExactFeatures(kernel, (states, observations), first.codes + second.codes)
+        else:
+            joint = concatenated_features(first, second)
+        return ApproximateFilter(
+            states=first,
+            observations=second,
+            joint=joint,
+            successors=successors,
+            successor_codes=first.encode(successors),
+            joint_factor=joint.ridge(ridge, centred=True),
+            state_factor=first.ridge(ridge, centred=True),
+            observation_factor=second.ridge(ridge, centred=True),
+            regularizer=ridge,
+            form=form,
+        )
+
+    def init(self, prior: Embedding | None = None) -> Float[Array, " n"]:
+        """Weights on the successors: uniform, as algorithm 2 starts, or the regression of a given prior onto them."""
+        if prior is None:
+            return jnp.full(self.states.size, 1 / self.states.size, self.successor_codes.dtype)
+        return project_prior(self.states.rebase(self.successors), prior, self.regularizer)
+
+    def init_from_observation(self, observation: Point) -> tuple[Float[Array, " n"], FilterStep]:
+        """Belief of a first observation without a past: the (affine) conditional embedding of the state given it."""
+        codes, _ = encode(self.observations, observation, "observation")
+        own = centred_weights(self.observations, self.observation_factor, codes, "affine")[0]
+        return own, self._report(own, own, codes[0], jnp.asarray(True))
+
+    def update(
+        self, state: Float[Array, " n"], code: Float[Array, " r"], observed: Bool[Array, ""]
+    ) -> tuple[Float[Array, " n"], FilterStep]:
+        """One step for an encoded observation (S09 theorem 9); a missing one leaves the transition alone."""
+        past = matmul(state, self.successor_codes)
+        codes = past + code if isinstance(self.joint, ExactFeatures) else jnp.concatenate([past, code])
+        belief = centred_weights(self.joint, self.joint_factor, codes[None], self.form)[0]
+        predicted = self._transition(state)
+        belief = jnp.where(observed, belief, predicted)
+        return belief, self._report(belief, predicted, code, observed)
+
+    def predict(self, weights: Float[Array, "*batch n"], steps: int = 1) -> Embedding:
+        """Embedding of the state `steps` transitions after a belief, by the conditional embedding of $s_{t+1}$ given $s_t$.
+
+        Arguments and result as `KernelBayesFilter.predict`.
+        """
+        if not isinstance(steps, int) or steps < 1:
+            raise ValueError(f"`steps` must be an integer >= 1, got {steps!r}.")
+        for _ in range(steps):
+            weights = self._transition(weights)
+        return Embedding(self.states.kernel, self.successors, weights)
+
+    def _transition(self, weights: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
+        codes = matmul(weights, self.successor_codes)
+        flat = centred_weights(self.states, self.state_factor, codes.reshape(-1, codes.shape[-1]), self.form)
+        return flat.reshape(weights.shape)
+
+    def _report(self, belief, predicted, code, observed) -> FilterStep:
+        values = self.observations.expand(code[None])[0]
+        evidence = jnp.where(observed, jnp.dot(normalised(predicted), values), jnp.nan)
+        return FilterStep(belief, predicted, evidence, jnp.asarray(False))

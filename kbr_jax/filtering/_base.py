@@ -1,0 +1,166 @@
+"""What a filter is: `init`, `step`, and one scan over a sequence."""
+
+import abc
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from .._checks import as_points, check_alike, check_finite, check_same_size, size, take
+from .._numerics import matmul
+from .._typing import Array, ArrayLike, Bool, Float, Point, Points
+from ..embedding import Embedding
+from ..features import AbstractFeatures
+from ..rules import encode
+
+
+class FilterStep(eqx.Module):
+    r"""What a step, or with a leading time axis a whole run, knows of the hidden state.
+
+    - `weights`: the belief after the observation, `[..., n]`, on `filter.support`; `filter.belief(weights)` is its embedding.
+    - `predicted`: the weights of the belief before the observation, as used (cleaned), `[..., n]`.
+    - `evidence`: $\langle \hat\mu_{o | h}, \psi(o) \rangle$ of the normalised prediction, how well the observation was
+      foreseen; NaN where it is missing.
+    - `restarted`: whether the belief was replaced because the observation contradicted it.
+    """
+
+    weights: Float[Array, "*time n"]
+    predicted: Float[Array, "*time n"]
+    evidence: Float[Array, "*time"]
+    restarted: Bool[Array, "*time"]
+
+
+class AbstractFilter(eqx.Module):
+    """A recursive estimate of a hidden state, as weights on training states.
+
+    Fitted filters cache what their kernels imply; build them inside a loss, never replace a kernel in one. All methods
+    work under `jit`, `vmap` (over observations, states, or whole filters) and `grad`.
+    """
+
+    states: eqx.AbstractVar[AbstractFeatures]
+    observations: eqx.AbstractVar[AbstractFeatures]
+
+    @property
+    @abc.abstractmethod
+    def support(self) -> Points:
+        """The points `[n, ...]` that belief weights stand on."""
+
+    @abc.abstractmethod
+    def init(self, prior: Embedding | None = None) -> Any:
+        """State before the first observation, from a prior over hidden states; by default the training states' marginal."""
+
+    @abc.abstractmethod
+    def init_from_observation(self, observation: Point) -> tuple[Any, FilterStep]:
+        """State after a first observation without any prior, and the belief it gives."""
+
+    @abc.abstractmethod
+    def update(self, state: Any, code: Float[Array, " r"], observed: Bool[Array, ""]) -> tuple[Any, FilterStep]:
+        """`step` for an observation that is already a code of `observations`."""
+
+    @abc.abstractmethod
+    def predict(self, weights: Float[Array, "*batch n"], steps: int = 1) -> Embedding:
+        """Embedding of the state `steps` transitions after a belief (static), without observations."""
+
+    def belief(self, weights: Float[Array, "*batch n"]) -> Embedding:
+        """The embedding of belief weights, on the filter's support."""
+        return Embedding(self.states.kernel, self.support, weights)
+
+    def step(self, state: Any, observation: Point, observed: ArrayLike = True) -> tuple[Any, FilterStep]:
+        """Advance by one observation, online.
+
+        **Arguments:** `state` from `init` or the last step; `observation`, one point; `observed`, False for a missing
+        observation (its value is then ignored, NaN included): the step only predicts.
+
+        **Returns:** the state for the next step, and a `FilterStep`.
+        """
+        observed = jnp.asarray(observed)
+        codes, single = encode(self.observations, self._fill(observation, observed), "observation")
+        if not single:
+            raise ValueError("`observation` must be one point; use `kbr_jax.filter` for a sequence.")
+        return self.update(state, codes[0], observed)
+
+    def _fill(self, observation: Points, observed: Bool[Array, "..."]) -> Points:
+        """Missing values replaced by a training point, so that NaN reaches neither value nor gradient."""
+
+        def fill(leaf, like):
+            mask = observed.reshape(observed.shape + (1,) * (jnp.ndim(leaf) - observed.ndim))
+            return jnp.where(mask, leaf, like)
+
+        return jax.tree.map(fill, observation, take(self.observations.points, 0))
+
+
+def as_sequence(states: Points, observations: Points) -> tuple[Points, Points]:
+    """A checked training sequence: T observations, and T or T + 1 states of which the last may be unobserved."""
+    states = check_finite(as_points(states, "states"), "states")
+    observations = check_finite(as_points(observations, "observations"), "observations")
+    if size(states) - size(observations) not in (0, 1) or size(states) < 2:
+        raise ValueError(
+            f"`states` has {size(states)} points and `observations` {size(observations)}; a training sequence needs T "
+            "observations with T or T + 1 states, and at least two states. For separate transitions pass `successors`."
+        )
+    return states, observations
+
+
+def as_triples(states: Points, observations: Points, successors: Points) -> tuple[Points, Points, Points]:
+    """Checked separate transitions, n of each."""
+    states = check_finite(as_points(states, "states"), "states")
+    observations = check_finite(as_points(observations, "observations"), "observations")
+    successors = check_finite(as_points(successors, "successors"), "successors")
+    check_alike(successors, "successors", states, "states")
+    check_same_size(successors, "successors", states, "states")
+    check_same_size(observations, "observations", states, "states")
+    return states, observations, successors
+
+
+def project_prior(features: AbstractFeatures, prior: Embedding, regularizer: Float[Array, ""]) -> Float[Array, " n"]:
+    """An embedding over states as weights on the sample of `features`."""
+    if prior.weights.ndim != 1:
+        raise ValueError(f"`prior` is a batch of shape {prior.weights.shape}; use `jax.vmap` over its weights.")
+    check_alike(prior.points, "prior.points", features.points, "training states")
+    return features.project(matmul(prior.weights, features.encode(prior.points))[None], regularizer)[0]
+
+
+def filter(
+    filt: AbstractFilter,
+    observations: Points,
+    *,
+    observed: ArrayLike | None = None,
+    prior: Embedding | None = None,
+    state: Any = None,
+) -> FilterStep:
+    """Filter a sequence of observations: one scan of `filt.step`.
+
+    **Arguments:**
+
+    - `filt`: a fitted filter.
+    - `observations`: `[T, ...]`; `vmap` over a leading batch axis for many sequences.
+    - `observed`: mask `[T]`; False marks a missing observation, whose value is ignored. All observed by default.
+    - `prior`: embedding of the first hidden state; or `state`, from `filt.init`, `init_from_observation` or a last step.
+      By default the marginal of the training states.
+
+    **Returns:** a `FilterStep` with leading axis T. Reverse-mode memory is O(T n): each step is recomputed in the
+    backward pass. The first call compiles; later calls of the same shapes do not.
+
+    **Raises:** `ValueError` for observations that are not of the kind of the training observations, or a mask of another
+    length.
+    """
+    observations = as_points(observations, "observations")
+    check_alike(observations, "observations", filt.observations.points, "training observations")
+    filt.observations.kernel.check(observations, "observations")
+    length = size(observations)
+    mask = jnp.ones(length, bool) if observed is None else jnp.asarray(observed)
+    if mask.shape != (length,) or mask.dtype != bool:
+        raise ValueError(f"`observed` must be a boolean mask of shape ({length},), got {mask.dtype}{list(mask.shape)}.")
+    if state is not None and prior is not None:
+        raise ValueError("Pass either `prior` or `state`, not both.")
+    return _scan(filt, observations, mask, filt.init(prior) if state is None else state)
+
+
+@eqx.filter_jit
+def _scan(filt: AbstractFilter, observations: Points, observed: Bool[Array, " T"], state: Any) -> FilterStep:
+    # All observations are encoded at once, as one matrix product instead of T products with a vector.
+    codes = filt.observations.encode(filt._fill(observations, observed))
+    step = jax.checkpoint(lambda carry, inputs: filt.update(carry, *inputs), prevent_cse=False)
+    return lax.scan(step, state, (codes, observed))[1]

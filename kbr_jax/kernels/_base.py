@@ -1,0 +1,173 @@
+"""What a kernel is: a function of two points, and the Gram matrices that follow from it."""
+
+import abc
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from .._checks import as_points, as_positive, check_alike
+from .._typing import Array, ArrayLike, Float, Point, Points
+
+
+class AbstractKernel(eqx.Module):
+    """A positive semi-definite kernel `k(x, y)` on the points of some domain.
+
+    A new kernel needs `__call__` on one pair of points. `gram` and `diagonal` follow by `vmap`; override them where
+    the whole matrix is cheaper than its entries. Parameters are array leaves, so `jax.grad` reaches them.
+    Kernels compose: `k + l`, `k * l`, and `2.0 * k` are kernels.
+    """
+
+    @abc.abstractmethod
+    def __call__(self, x: Point, y: Point) -> Float[Array, ""]:
+        """`k(x, y)` for two single points."""
+
+    def gram(self, x: Points, y: Points) -> Float[Array, "n m"]:
+        """`[k(x_i, y_j)]_ij` for checked samples; users call `kbr_jax.gram`."""
+        return jax.vmap(lambda a: jax.vmap(lambda b: self(a, b))(y))(x)
+
+    def diagonal(self, x: Points) -> Float[Array, " n"]:
+        """`[k(x_i, x_i)]_i` for a checked sample; users call `kbr_jax.diagonal`."""
+        return jax.vmap(lambda a: self(a, a))(x)
+
+    def check(self, x: Points, name: str) -> None:
+        """Raise a `ValueError` naming the argument if the sample is not of this kernel's domain."""
+        del x, name
+
+    def __add__(self, other: "AbstractKernel") -> "Sum":
+        return Sum(self, other)
+
+    def __mul__(self, other: "AbstractKernel | ArrayLike") -> "AbstractKernel":
+        return Product(self, other) if isinstance(other, AbstractKernel) else Scaled(self, other)
+
+    def __rmul__(self, other: ArrayLike) -> "Scaled":
+        return Scaled(self, other)
+
+
+class AbstractPair(AbstractKernel):
+    """Two kernels on one domain, combined entry by entry."""
+
+    first: eqx.AbstractVar[AbstractKernel]
+    second: eqx.AbstractVar[AbstractKernel]
+
+    @abc.abstractmethod
+    def combine(self, a: Float[Array, "*s"], b: Float[Array, "*s"]) -> Float[Array, "*s"]:
+        """The combined kernel from the values of the two."""
+
+    def __call__(self, x: Point, y: Point) -> Float[Array, ""]:
+        return self.combine(self.first(x, y), self.second(x, y))
+
+    def gram(self, x: Points, y: Points) -> Float[Array, "n m"]:
+        return self.combine(self.first.gram(x, y), self.second.gram(x, y))
+
+    def diagonal(self, x: Points) -> Float[Array, " n"]:
+        return self.combine(self.first.diagonal(x), self.second.diagonal(x))
+
+    def check(self, x: Points, name: str) -> None:
+        self.first.check(x, name)
+        self.second.check(x, name)
+
+
+class Sum(AbstractPair):
+    """`k(x, y) + l(x, y)` on one domain. Made by `k + l`."""
+
+    first: AbstractKernel
+    second: AbstractKernel
+
+    def combine(self, a: Float[Array, "*s"], b: Float[Array, "*s"]) -> Float[Array, "*s"]:
+        return a + b
+
+
+class Product(AbstractPair):
+    """`k(x, y) l(x, y)` on one domain. Made by `k * l`."""
+
+    first: AbstractKernel
+    second: AbstractKernel
+
+    def combine(self, a: Float[Array, "*s"], b: Float[Array, "*s"]) -> Float[Array, "*s"]:
+        return a * b
+
+
+class Scaled(AbstractKernel):
+    """`factor * k(x, y)` with a positive factor. Made by `factor * k`."""
+
+    kernel: AbstractKernel
+    factor: Float[Array, ""] = eqx.field(converter=lambda value: as_positive(value, "factor"))
+
+    def __call__(self, x: Point, y: Point) -> Float[Array, ""]:
+        return self._scale(self.kernel(x, y))
+
+    def gram(self, x: Points, y: Points) -> Float[Array, "n m"]:
+        return self._scale(self.kernel.gram(x, y))
+
+    def diagonal(self, x: Points) -> Float[Array, " n"]:
+        return self._scale(self.kernel.diagonal(x))
+
+    def check(self, x: Points, name: str) -> None:
+        self.kernel.check(x, name)
+
+    def _scale(self, values: Float[Array, "*s"]) -> Float[Array, "*s"]:
+        return self.factor.astype(values.dtype) * values
+
+
+class FunctionKernel(AbstractKernel):
+    """Any callable `f(x, y)` on two points, as a kernel: a plain function, or a kernel object of another library.
+
+    Array leaves of the callable (if it is a pytree) stay differentiable; the rest is static. Made by `as_kernel`.
+    """
+
+    arrays: list[Array]
+    static: tuple[Any, ...] = eqx.field(static=True)
+    structure: Any = eqx.field(static=True)
+
+    def __init__(self, function: Any):
+        leaves, self.structure = jax.tree.flatten(function)
+        self.arrays = [leaf for leaf in leaves if eqx.is_array(leaf)]
+        self.static = tuple(None if eqx.is_array(leaf) else leaf for leaf in leaves)
+
+    def __call__(self, x: Point, y: Point) -> Float[Array, ""]:
+        arrays = iter(self.arrays)
+        leaves = [next(arrays) if leaf is None else leaf for leaf in self.static]
+        return jnp.asarray(jax.tree.unflatten(self.structure, leaves)(x, y))
+
+
+def as_kernel(kernel: Any) -> AbstractKernel:
+    """`kernel` itself, or a plain callable of two points wrapped as one; a `ValueError` for anything else."""
+    if isinstance(kernel, AbstractKernel):
+        return kernel
+    if callable(kernel):
+        return FunctionKernel(kernel)
+    raise ValueError(f"A kernel must be a kbr_jax kernel or a callable k(x, y) of two points, got {kernel!r}.")
+
+
+def gram(kernel: Any, x: Points, y: Points | None = None) -> Float[Array, "n m"]:
+    """Gram matrix `[k(x_i, y_j)]_ij` of two samples, or of one with itself.
+
+    **Arguments:**
+
+    - `kernel`: a kernel, or any callable of two points.
+    - `x`: sample with n points along its leading axis.
+    - `y`: sample with m points; `x` itself if None.
+
+    **Returns:** array `[n, m]`. Cost O(n m d) for points of d coordinates.
+
+    **Raises:** `ValueError` if a sample is empty, the points differ in shape, or the dtype is not of the kernel's domain.
+    """
+    kernel = as_kernel(kernel)
+    x = as_points(x, "x")
+    kernel.check(x, "x")
+    if y is None:
+        return kernel.gram(x, x)
+    y = as_points(y, "y")
+    check_alike(y, "y", x, "x")
+    kernel.check(y, "y")
+    return kernel.gram(x, y)
+
+
+def diagonal(kernel: Any, x: Points) -> Float[Array, " n"]:
+    """Diagonal `[k(x_i, x_i)]_i` of a Gram matrix, `[n]`, in O(n d). Raises as `gram` does."""
+    kernel = as_kernel(kernel)
+    x = as_points(x, "x")
+    kernel.check(x, "x")
+    return kernel.diagonal(x)

@@ -1,0 +1,48 @@
+"""Domain checks and views shared by the kernels."""
+
+import jax
+import jax.numpy as jnp
+
+from .._typing import Array, Float, Points
+
+
+def check_single_array(x: Points, name: str, kernel: str) -> Array:
+    """The only leaf of a sample whose points are single arrays."""
+    leaves = jax.tree.leaves(x)
+    if len(leaves) != 1:
+        raise ValueError(
+            f"{kernel} takes points that are single arrays, but a point of `{name}` has {len(leaves)} parts; "
+            "use TensorProduct or DirectSum for the parts of a tuple."
+        )
+    return leaves[0]
+
+
+def check_real(x: Points, name: str, kernel: str) -> None:
+    """Points with real coordinates."""
+    leaf = check_single_array(x, name, kernel)
+    if not jnp.issubdtype(leaf.dtype, jnp.floating):
+        raise ValueError(
+            f"{kernel} is a kernel on real coordinates, but `{name}` has dtype {leaf.dtype}; "
+            f"convert it with `{name}.astype(float)`, or use Delta for labels."
+        )
+
+
+def check_integer(x: Points, name: str, kernel: str) -> None:
+    """Points that are integers or booleans: labels, categories, indices."""
+    leaf = check_single_array(x, name, kernel)
+    if not (jnp.issubdtype(leaf.dtype, jnp.integer) or leaf.dtype == bool):
+        raise ValueError(f"{kernel} compares integer or boolean labels, but `{name}` has dtype {leaf.dtype}.")
+
+
+def check_matrices(x: Points, name: str, kernel: str) -> None:
+    """Points that are real matrices."""
+    check_real(x, name, kernel)
+    shape = jax.tree.leaves(x)[0].shape
+    if len(shape) != 3:
+        raise ValueError(f"{kernel} takes matrices, `{name}` of shape [n, p, q]; got {tuple(shape)}.")
+
+
+def flat(x: Points) -> Float[Array, "n d"]:
+    """A sample of arrays as rows of coordinates."""
+    leaf = jax.tree.leaves(x)[0]
+    return leaf.reshape(leaf.shape[0], -1)

@@ -1,0 +1,27 @@
+"""What may be done to the signed weights of a prior before Bayes' rule uses them."""
+
+import jax.numpy as jnp
+
+from .._typing import Array, Float
+from ..embedding import normalised
+
+
+def clean_weights(
+    weights: Float[Array, "*batch n"], *, clip: bool, truncation: Float[Array, ""] | float, normalise: bool
+) -> Float[Array, "*batch n"]:
+    r"""Clip at zero, truncate, normalise, in this order.
+
+    - `clip`: $w_i \leftarrow \max(w_i, 0)$. A prior's estimated weights are signed; probabilities are not.
+    - `truncation`: $w_i \leftarrow 0$ where $w_i < \tau \max_j w_j$ (after clipping only). Ridge regression leaves small
+      weights everywhere; where an observation has two explanations, that haze carries the belief to the wrong one.
+    - `normalise`: divide by the sum (see `kbr_jax.normalise`).
+
+    If clipping leaves nothing, the weights become uniform: the prior said nothing. The operations are piecewise smooth;
+    gradients are those of the kept weights. Cost O(n).
+    """
+    if clip:
+        weights = jnp.maximum(weights, 0)
+        weights = jnp.where(weights < truncation * jnp.max(weights, axis=-1, keepdims=True), 0, weights)
+        empty = jnp.sum(weights, axis=-1, keepdims=True) <= 0
+        weights = jnp.where(empty, 1 / weights.shape[-1], weights)
+    return normalised(weights) if normalise else weights

@@ -1,0 +1,20 @@
+"""Two legs, two processes: float64 with checked shapes, and float32 (KBR_TEST_PRECISION=32) without the checker."""
+
+import os
+
+import jax
+import jaxtyping
+
+FLOAT32 = os.environ.get("KBR_TEST_PRECISION", "64") == "32"
+
+jax.config.update("jax_enable_x64", not FLOAT32)
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "allow")
+
+# The float32 leg runs what a user runs: no checker in between, so bad input meets the library's own errors.
+unchecked = ["test_float32.py", "test_errors.py"]
+checked = [name for name in sorted(os.listdir(os.path.dirname(__file__))) if name.startswith("test_")]
+collect_ignore = [name for name in checked if name not in unchecked] if FLOAT32 else unchecked
+
+if not FLOAT32:
+    jaxtyping.install_import_hook("kbr_jax", "beartype.beartype")
