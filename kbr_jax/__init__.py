@@ -45,6 +45,7 @@ from .filtering import FilterStep as FilterStep
 from .filtering import KernelBayesFilter as KernelBayesFilter
 from .filtering import KernelBayesState as KernelBayesState
 from .filtering import Recovery as Recovery
+from .filtering import advance as advance
 from .filtering import filter as filter
 from .kernels import AbstractKernel as AbstractKernel
 from .kernels import ChordalGaussian as ChordalGaussian

@@ -1,5 +1,7 @@
 """What is checked at the library's edges: shapes and dtypes at trace time, values where they are concrete."""
 
+import operator
+
 import equinox as eqx
 import jax
 import jax.core
@@ -97,13 +99,15 @@ def as_weights(weights: ArrayLike | None, n: int, name: str, dtype: jnp.dtype) -
     return weights
 
 
-def as_positive(value: ArrayLike, name: str) -> Float[Array, "..."]:
-    """A positive parameter as a floating-point array.
+def as_positive(value: ArrayLike, name: str, *, scalar: bool = False) -> Float[Array, "..."]:
+    """A positive parameter as a floating-point array, of one number if `scalar`.
 
     A number, or a concrete array, that is not positive (or is NaN) is a `ValueError`. A traced value is not looked at:
     inside `jit` and `grad`, positivity is the caller's, by the parametrisation.
     """
     array = _as_float(value)
+    if scalar and array.ndim:
+        raise ValueError(f"`{name}` must be one number, got shape {array.shape}; use `vmap` for several.")
     if is_concrete(array) and not np.all(np.asarray(array) > 0):
         raise ValueError(f"`{name}` must be positive, got {np.asarray(array)}.")
     return array
@@ -125,10 +129,20 @@ def _as_float(value: ArrayLike) -> Float[Array, "..."]:
 
 def as_regularizer(value: ArrayLike, name: str, dtype: jnp.dtype) -> Float[Array, ""]:
     """A positive scalar in the dtype of the computation."""
-    array = as_positive(value, name)
-    if array.ndim:
-        raise ValueError(f"`{name}` must be one number, got shape {array.shape}; use `vmap` for several.")
-    return array.astype(dtype)
+    return as_positive(value, name, scalar=True).astype(dtype)
+
+
+def as_count(value: object, name: str, points: Points = None, points_name: str = "") -> int:
+    """A static integer >= 1, and at most the number of points of a sample if one is given."""
+    try:
+        count = operator.index(value)  # pyright: ignore[reportArgumentType]
+    except TypeError:
+        count = 0
+    most = None if points is None else size(points)
+    if count < 1 or (most is not None and count > most):
+        bound = ">= 1" if most is None else f"between 1 and {most} (the points of `{points_name}`)"
+        raise ValueError(f"`{name}` must be an integer {bound}, got {value!r}.")
+    return count
 
 
 def _finite(points: Points) -> Bool[Array, ""]:

@@ -33,18 +33,22 @@ def safe_divide(a: Float[Array, "*s"], b: Float[Array, "*t"]) -> Float[Array, ".
     return jnp.where(zero, 0, a / jnp.where(zero, 1, b))
 
 
-def squared_distances(x: Float[Array, "n d"], y: Float[Array, "m d"]) -> Float[Array, "n m"]:
-    r"""Squared Euclidean distances $|x_i - y_j|^2$, shape `[n, m]`, cost O(n m d).
+def squared_distances(
+    x: Float[Array, "n d"], y: Float[Array, "m d"], scale: Float[Array, " d"] | float = 1.0
+) -> Float[Array, "n m"]:
+    r"""Squared Euclidean distances $\sum_c ((x_{ic} - y_{jc}) / h_c)^2$ for `scale` h, shape `[n, m]`, cost O(n m d).
 
     Above 16 coordinates one matrix product does the work. Both samples are first shifted by their common centre:
-    in float32 the error of $|x|^2 + |y|^2 - 2 x y$ grows with the square of the distance from the origin.
+    in float32 the error of $|x|^2 + |y|^2 - 2 x y$ grows with the square of the distance from the origin. What is below
+    the rounding error of that form counts as zero, so that a point and its copy are at distance 0.
     """
     if x.shape[1] <= _DIRECT_DIMENSIONS:
-        return jnp.sum((x[:, None, :] - y[None, :, :]) ** 2, axis=-1)
+        return jnp.sum(((x[:, None, :] - y[None, :, :]) * (1 / scale)) ** 2, axis=-1)
     centre = lax.stop_gradient((jnp.sum(x, 0) + jnp.sum(y, 0)) / (x.shape[0] + y.shape[0]))
-    x, y = x - centre, y - centre
-    products = matmul(x, y.T)
-    return jnp.maximum(jnp.sum(x**2, 1)[:, None] + jnp.sum(y**2, 1)[None, :] - 2 * products, 0)
+    x, y = (x - centre) / scale, (y - centre) / scale
+    norms = jnp.sum(x**2, 1)[:, None] + jnp.sum(y**2, 1)[None, :]
+    squares = norms - 2 * matmul(x, y.T)
+    return jnp.where(squares > 8 * jnp.finfo(x.dtype).eps * norms, squares, 0)
 
 
 def jitter(matrix: Float[Array, "n n"]) -> Float[Array, ""]:

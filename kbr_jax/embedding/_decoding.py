@@ -10,7 +10,7 @@ import optax
 from jax import lax
 
 from .._checks import as_batch, as_points, check_alike, take
-from .._numerics import matmul, safe_divide
+from .._numerics import HIGHEST, matmul, safe_divide
 from .._typing import Array, Float, Point, Points
 from ..kernels import ChordalGaussian, Gaussian
 from ._embedding import Embedding, evaluate, mean
@@ -43,9 +43,9 @@ def decode_fixed_point(embedding: Embedding, start: Point | None = None, *, step
     **Arguments:** `embedding`, unbatched (use `vmap`), with a `Gaussian` or `ChordalGaussian` kernel; `start`, one point,
     by default the best point of the sample; `steps`, the number of iterations (static).
 
-    Signed weights can make the denominator zero or negative, and a step can then go up. A step that does not lower the
-    objective is replaced by the same step halved, and by none if that fails too, so the objective never rises above its
-    start. Cost O(steps n d). Differentiable (through the iterations).
+    Signed weights can make the denominator zero or negative, and a step can then go up. A step that would raise the
+    objective (by more than rounding) is replaced by the same step halved, and by none if that fails too, so the objective
+    never rises above its start. Cost O(steps n d). Differentiable (through the iterations).
     """
     kernel = embedding.kernel
     if not isinstance(kernel, (Gaussian, ChordalGaussian)):
@@ -55,17 +55,22 @@ def decode_fixed_point(embedding: Embedding, start: Point | None = None, *, step
     if embedding.weights.ndim != 1:
         raise ValueError(f"`embedding` is a batch of shape {embedding.weights.shape}; use `jax.vmap` over its weights.")
     points, weights = embedding.points, embedding.weights
-    start = decode(embedding) if start is None else jnp.asarray(start, points.dtype)
+    start = jnp.asarray(decode(embedding) if start is None else start, points.dtype)
+    if start.shape != points.shape[1:]:
+        raise ValueError(
+            f"`start` has shape {start.shape}, a point of the embedding {points.shape[1:]}; they must agree."
+        )
+    slack = 8 * jnp.finfo(weights.dtype).eps * lax.stop_gradient(1 + jnp.sum(jnp.abs(weights)))
 
     def step(y, _):
         terms = weights * kernel.gram(points, y[None])[:, 0]
         mass = jnp.sum(terms)
         safe = mass > jnp.finfo(terms.dtype).eps * jnp.sum(jnp.abs(terms))
-        target = jnp.tensordot(terms, points, axes=1) / jnp.where(safe, mass, 1)
+        target = jnp.tensordot(terms, points, axes=1, precision=HIGHEST) / jnp.where(safe, mass, 1)
         full = jnp.where(safe, target, y)
         trials = jnp.stack([full, (full + y) / 2, y])
         values = lax.stop_gradient(decoding_objective(embedding, trials))
-        improves = values < values[2]
+        improves = values <= values[2] + slack
         return trials[jnp.where(improves[0], 0, jnp.where(improves[1], 1, 2))], None
 
     return lax.scan(step, start, length=steps)[0]
@@ -134,7 +139,9 @@ def project_rotation(matrix: Float[Array, "*batch d d"]) -> Float[Array, "*batch
 def _project_rotation_jvp(primals, tangents):
     left, values, right = _signed_svd(primals[0])
     inside = matmul(matmul(jnp.swapaxes(left, -1, -2), tangents[0]), jnp.swapaxes(right, -1, -2))
-    turn = safe_divide(inside - jnp.swapaxes(inside, -1, -2), values[..., :, None] + values[..., None, :])
+    sums = values[..., :, None] + values[..., None, :]
+    unique = sums > 8 * jnp.finfo(sums.dtype).eps * values[..., :1, None]
+    turn = safe_divide(inside - jnp.swapaxes(inside, -1, -2), jnp.where(unique, sums, 0))
     return matmul(left, right), matmul(matmul(left, turn), right)
 
 
@@ -160,7 +167,11 @@ def decode_permutation(embedding: Embedding) -> Float[Array, "d d"]:
     The exact pre-image under the trace kernel on permutation matrices `[n, d, d]` (S09 section 5). Cost O(n d^2 + d^3);
     unbatched.
     """
-    average = jnp.tensordot(embedding.weights, embedding.points, axes=1)
+    if embedding.weights.ndim != 1:
+        raise ValueError(
+            f"`embedding` is a batch of shape {embedding.weights.shape}; decode its members one at a time."
+        )
+    average = jnp.tensordot(embedding.weights, embedding.points, axes=1, precision=HIGHEST)
     with jax.numpy_dtype_promotion("standard"):
         rows, columns = optax.assignment.hungarian_algorithm(-average)
     return jnp.zeros_like(average).at[rows, columns].set(1)

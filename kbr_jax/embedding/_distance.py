@@ -19,10 +19,11 @@ def mmd2(p: Embedding, q: Embedding, *, unbiased: bool = False) -> Float[Array, 
        + \text{(the same for q)} - 2 \langle \mu_p, \mu_q \rangle, $$
 
     which is unbiased for weights that do not depend on the points (for uniform weights the U-statistic of Gretton et
-    al. 2012, eq 3), and can be negative. At least two points with non-zero weight are needed on each side.
+    al. 2012, eq 3), and can be negative. At least two points with non-zero weight are needed on each side (else NaN).
 
     **Returns:** `[...]`, non-negative up to rounding if biased. Cost O((n + m)^2 d).
     """
+    q = Embedding(p.kernel, q.points, q.weights)
     norms = [_squared_norm(e, unbiased) for e in (p, q)]
     return norms[0] + norms[1] - 2 * inner(p, q)
 
@@ -33,8 +34,8 @@ def mmd(p: Embedding, q: Embedding) -> Float[Array, "*batch"]:
 
 
 def witness(p: Embedding, q: Embedding, points: Point | Points) -> Float[Array, "..."]:
-    r"""The (unnormalised) witness function $\mu_p(z) - \mu_q(z)$ at points z `[m, ...]`: large where p has more mass."""
-    return evaluate(p, points) - evaluate(q, points)
+    r"""The (unnormalised) witness function $\mu_p(z) - \mu_q(z)$ at points z `[m, ...]`, large where p has more mass; kernel of p."""
+    return evaluate(p, points) - evaluate(Embedding(p.kernel, q.points, q.weights), points)
 
 
 def _squared_norm(embedding: Embedding, unbiased: bool) -> Float[Array, "*batch"]:

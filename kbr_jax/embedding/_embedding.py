@@ -6,9 +6,10 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._checks import as_batch, as_points, as_weights, check_alike, check_finite, size
-from .._numerics import matmul, safe_sqrt
+from .._numerics import HIGHEST, matmul, safe_sqrt
 from .._typing import Array, ArrayLike, Float, Point, PointFunction, Points
 from ..kernels import AbstractKernel, as_kernel
 
@@ -71,7 +72,8 @@ def expectation(embedding: Embedding, function: PointFunction) -> Any:
     sum to 1 consider `normalise`. Cost: n calls of `function`.
     """
     values = jax.vmap(function)(embedding.points)
-    return jax.tree.map(lambda v: jnp.tensordot(embedding.weights, v.astype(embedding.weights.dtype), axes=1), values)
+    weights = embedding.weights
+    return jax.tree.map(lambda v: jnp.tensordot(weights, v.astype(weights.dtype), axes=1, precision=HIGHEST), values)
 
 
 def mean(embedding: Embedding) -> Points:
@@ -110,6 +112,8 @@ def mix(embeddings: Sequence[Embedding], shares: ArrayLike) -> Embedding:
     if not embeddings:
         raise ValueError("`embeddings` is empty; a mixture needs at least one.")
     shares = as_weights(jnp.asarray(shares), len(embeddings), "shares", embeddings[0].weights.dtype)
+    if shares.ndim != 1:
+        raise ValueError(f"`shares` must be one vector of {len(embeddings)} numbers, got shape {shares.shape}.")
     for index, other in enumerate(embeddings):
         check_alike(other.points, f"embeddings[{index}].points", embeddings[0].points, "embeddings[0].points")
         if other.weights.ndim != 1:
@@ -137,6 +141,6 @@ def normalised(weights: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
     """Weights divided by their sum, guarded as `normalise` says."""
     mass = jnp.sum(weights, axis=-1, keepdims=True)
     size_ = jnp.sum(jnp.abs(weights), axis=-1, keepdims=True)
-    floor = float(jnp.sqrt(jnp.finfo(weights.dtype).eps)) * jnp.where(size_ > 0, size_, 1)
+    floor = float(np.sqrt(jnp.finfo(weights.dtype).eps)) * jnp.where(size_ > 0, size_, 1)
     divisor = jnp.where(jnp.abs(mass) > floor, mass, jnp.where(mass < 0, -floor, floor))
     return weights / divisor

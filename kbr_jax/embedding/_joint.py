@@ -71,13 +71,17 @@ def marginals(joint: JointEmbedding) -> tuple[Embedding, Embedding]:
 
 def joint_expectation(joint: JointEmbedding, f: PointFunction, g: PointFunction) -> Float[Array, "*batch"]:
     r"""Estimate of $E[f(X) g(Y)]$, $\sum_{ij} W_{ij} f(x_i) g(y_j)$, for real-valued f and g. Cost O(n m), paired O(n)."""
-    return _pair(joint, jax.vmap(f)(joint.x), jax.vmap(g)(joint.y))
-
-
-def _pair(joint: JointEmbedding, a: Float[Array, " n"], b: Float[Array, " m"]) -> Float[Array, "*batch"]:
+    a, b = _values(f, joint.x, joint.weights.dtype), _values(g, joint.y, joint.weights.dtype)
     if joint.paired:
         return matmul(joint.weights, a * b)
     return matmul(matmul(joint.weights, b), a)
+
+
+def _values(function: PointFunction, points: Points, dtype: jnp.dtype) -> Float[Array, " n"]:
+    values = jax.vmap(function)(points)
+    if jnp.ndim(values) != 1:
+        raise ValueError(f"The function must map a point to one number; its values have shape {jnp.shape(values)[1:]}.")
+    return values.astype(dtype)
 
 
 def cross_covariance(joint: JointEmbedding) -> CrossCovariance:
@@ -92,8 +96,8 @@ def covariance(operator: CrossCovariance, f: PointFunction, g: PointFunction) ->
 
     f and g map one point to a number. Cost O(n).
     """
-    a, b = jax.vmap(f)(operator.x), jax.vmap(g)(operator.y)
     w = operator.weights
+    a, b = _values(f, operator.x, w.dtype), _values(g, operator.y, w.dtype)
     return matmul(w, a * b) - matmul(w, a) * matmul(w, b)
 
 
@@ -102,7 +106,8 @@ def hilbert_schmidt2(operator: CrossCovariance) -> Float[Array, "*batch"]:
 
     $$ w^\top (K \circ L) w - 2 w^\top (K w \circ L w) + (w^\top K w)(w^\top L w), $$
 
-    so the cost is O(n^2 d), with no matrix product. Zero where a variable is constant.
+    so the cost is O(n^2 d), with no matrix product. Zero where a variable is constant and the weights sum to 1 (else what is missing
+    from 1 remains, squared).
     """
     k = operator.kernel_x.gram(operator.x, operator.x)
     l = operator.kernel_y.gram(operator.y, operator.y)  # noqa: E741 (the papers' letter)
@@ -133,4 +138,4 @@ def hsic(kernel_x: Any, kernel_y: Any, x: Points, y: Points, *, unbiased: bool =
     k, l = off * joint.kernel_x.gram(joint.x, joint.x), off * joint.kernel_y.gram(joint.y, joint.y)  # noqa: E741
     rows_k, rows_l = jnp.sum(k, axis=0), jnp.sum(l, axis=0)
     trace, product = jnp.sum(k * l), jnp.sum(rows_k) * jnp.sum(rows_l)
-    return (trace + product / ((n - 1) * (n - 2)) - 2 * jnp.dot(rows_k, rows_l) / (n - 2)) / (n * (n - 3))
+    return (trace + product / ((n - 1) * (n - 2)) - 2 * matmul(rows_k, rows_l) / (n - 2)) / (n * (n - 3))

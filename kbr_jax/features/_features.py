@@ -11,8 +11,9 @@ from typing import Any
 import equinox as eqx
 import jax.numpy as jnp
 
+from .._checks import take
 from .._numerics import PSDFactor, matmul, psd_factor, psd_solve, resolvent
-from .._typing import Array, Float, Points
+from .._typing import Array, Float, Int, Points
 from ..kernels import AbstractKernel
 
 
@@ -34,6 +35,12 @@ class AbstractFeatures(eqx.Module):
     @abc.abstractmethod
     def rebase(self, points: Points) -> "AbstractFeatures":
         """The same features of another sample."""
+
+    @abc.abstractmethod
+    def restrict(
+        self, index: Int[Array, " k"], codes: Float[Array, "b r"]
+    ) -> tuple["AbstractFeatures", Float[Array, "b q"]]:
+        """The features of k points of the sample, and given codes as codes of these."""
 
     @abc.abstractmethod
     def expand(self, coefficients: Float[Array, "b r"]) -> Float[Array, "b n"]:
@@ -104,6 +111,12 @@ class ExactFeatures(AbstractFeatures):
     def rebase(self, points: Points) -> "ExactFeatures":
         return exact_features(self.kernel, points)
 
+    def restrict(
+        self, index: Int[Array, " k"], codes: Float[Array, "b r"]
+    ) -> tuple["ExactFeatures", Float[Array, "b q"]]:
+        matrix = self.codes[index[:, None], index[None, :]]
+        return ExactFeatures(self.kernel, take(self.points, index), matrix), codes[:, index]
+
     def expand(self, coefficients: Float[Array, "b r"]) -> Float[Array, "b n"]:
         return coefficients
 
@@ -141,6 +154,12 @@ class AbstractFeatureMap(AbstractFeatures):
     $$ (\Phi \Phi^\top + n \lambda I)^{-1} \Phi l = \Phi (\Phi^\top \Phi + n \lambda I)^{-1} l, \qquad
        K ((D K)^2 + \delta I)^{-1} D k = \Phi A (A^2 + \delta I)^{-1} l. $$
     """
+
+    def restrict(
+        self, index: Int[Array, " k"], codes: Float[Array, "b r"]
+    ) -> tuple["AbstractFeatureMap", Float[Array, "b q"]]:
+        part = (take(self.points, index), self.codes[index])
+        return eqx.tree_at(lambda f: (f.points, f.codes), self, part), codes
 
     def expand(self, coefficients: Float[Array, "b r"]) -> Float[Array, "b n"]:
         return matmul(coefficients, self.codes.T)

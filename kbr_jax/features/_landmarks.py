@@ -11,10 +11,11 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from .._checks import as_points, check_alike, check_finite, size, take
-from .._numerics import jitter
+from .._checks import as_count, as_points, check_alike, check_finite, size, take
+from .._numerics import jitter, matmul
 from .._typing import Array, Bool, Float, Int, Points, PRNGKeyArray
 from ..kernels import AbstractKernel, as_kernel
 from ._features import AbstractFeatureMap, AbstractFeatures, exact_features
@@ -83,8 +84,8 @@ def fit_features(kernel: Any, points: Points, landmarks: Landmarks | int | None)
     kernel = as_kernel(kernel)
     if landmarks is None:
         return exact_features(kernel, points)
-    if isinstance(landmarks, int):
-        landmarks = greedy_landmarks(kernel, points, rank=landmarks)
+    if isinstance(landmarks, (int, np.integer)):
+        landmarks = greedy_landmarks(kernel, points, rank=int(landmarks))
     if not isinstance(landmarks, Landmarks):
         raise ValueError(f"Landmarks must be None (exact), a rank, or `Landmarks`; got {type(landmarks).__name__}.")
     return landmark_features(kernel, points, landmarks)
@@ -112,8 +113,7 @@ def incomplete_cholesky(
     kernel = as_kernel(kernel)
     x = check_finite(as_points(x, "x"), "x")
     kernel.check(x, "x")
-    if not isinstance(rank, int) or rank < 1:
-        raise ValueError(f"`rank` must be an integer >= 1, got {rank!r}.")
+    rank = as_count(rank, "rank")
     dtype = jax.eval_shape(kernel.diagonal, x).dtype
     if tolerance is None:
         tolerance = 1e-12 if jnp.finfo(dtype).eps < 1e-10 else 1e-6
@@ -135,7 +135,7 @@ def _decompose(kernel, x, rank: int, tolerance, key) -> IncompleteCholesky:
         height = state.residual[pivot]
         active = (height > floor) & (jnp.sum(state.residual) > tolerance * jnp.sum(diagonal))
         kernel_column = kernel.gram(x, take(x, pivot[None]))[:, 0]
-        column = (kernel_column - state.factor @ state.factor[pivot]) / jnp.sqrt(jnp.where(active, height, 1))
+        column = (kernel_column - matmul(state.factor, state.factor[pivot])) / jnp.sqrt(jnp.where(active, height, 1))
         column = jnp.where(active, column, 0)
         residual = jnp.maximum(state.residual - column**2, 0)
         return IncompleteCholesky(
@@ -172,8 +172,7 @@ def random_landmarks(
 def uniform_landmarks(x: Points, *, rank: int, key: PRNGKeyArray) -> Landmarks:
     """A uniform subsample of `rank` points without replacement, O(n)."""
     x = as_points(x, "x")
-    if not isinstance(rank, int) or not 1 <= rank <= size(x):
-        raise ValueError(f"`rank` must be an integer between 1 and the {size(x)} points of `x`, got {rank!r}.")
+    rank = as_count(rank, "rank", x, "x")
     return given_landmarks(take(x, jax.random.choice(key, size(x), (rank,), replace=False)))
 
 

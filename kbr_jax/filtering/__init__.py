@@ -3,6 +3,7 @@
 from ._approximate import ApproximateFilter as ApproximateFilter
 from ._base import AbstractFilter as AbstractFilter
 from ._base import FilterStep as FilterStep
+from ._base import advance as advance
 from ._base import filter as filter
 from ._kernel_bayes import KernelBayesFilter as KernelBayesFilter
 from ._kernel_bayes import KernelBayesState as KernelBayesState

@@ -5,14 +5,16 @@ from typing import Any, Literal
 import equinox as eqx
 import jax.numpy as jnp
 
-from .._checks import as_regularizer, size, take
+from .._checks import as_count, as_regularizer, size, take
 from .._numerics import PSDFactor, matmul
 from .._typing import Array, ArrayLike, Bool, Float, Point, Points
 from ..embedding import Embedding, normalised
 from ..features import AbstractFeatureMap, AbstractFeatures, ExactFeatures, Landmarks, fit_features
 from ..kernels import AbstractKernel, DirectSum, as_kernel
-from ..rules import centred_weights, encode
+from ..rules import centred_weights
 from ._base import AbstractFilter, FilterStep, as_sequence, as_triples, project_prior
+
+Form = Literal["affine", "printed"]
 
 
 class ConcatenatedFeatures(AbstractFeatureMap):
@@ -63,7 +65,7 @@ class ApproximateFilter(AbstractFilter):
     state_factor: PSDFactor
     observation_factor: PSDFactor
     regularizer: Float[Array, ""]
-    form: Literal["affine", "printed"] = eqx.field(static=True)
+    form: Form = eqx.field(static=True)
 
     @property
     def support(self) -> Points:
@@ -81,7 +83,7 @@ class ApproximateFilter(AbstractFilter):
         regularizer: ArrayLike,
         landmarks_states: Landmarks | int | None = None,
         landmarks_observations: Landmarks | int | None = None,
-        form: Literal["affine", "printed"] = "affine",
+        form: Form = "affine",
     ) -> "ApproximateFilter":
         r"""Learn from a training sequence with known states (S09 algorithm 1).
 
@@ -139,9 +141,9 @@ class ApproximateFilter(AbstractFilter):
 
     def init_from_observation(self, observation: Point) -> tuple[Float[Array, " n"], FilterStep]:
         """Belief of a first observation without a past: the (affine) conditional embedding of the state given it."""
-        codes, _ = encode(self.observations, observation, "observation")
-        own = centred_weights(self.observations, self.observation_factor, codes, "affine")[0]
-        return own, self._report(own, own, codes[0], jnp.asarray(True))
+        code = self.encode(observation)
+        own = centred_weights(self.observations, self.observation_factor, code[None], "affine")[0]
+        return own, FilterStep(own, own, self._evidence(own, code, jnp.asarray(True)), jnp.asarray(False))
 
     def update(
         self, state: Float[Array, " n"], code: Float[Array, " r"], observed: Bool[Array, ""]
@@ -150,27 +152,26 @@ class ApproximateFilter(AbstractFilter):
         past = matmul(state, self.successor_codes)
         codes = past + code if isinstance(self.joint, ExactFeatures) else jnp.concatenate([past, code])
         belief = centred_weights(self.joint, self.joint_factor, codes[None], self.form)[0]
-        predicted = self._transition(state)
+        predicted = self._transition(state, self.form)
         belief = jnp.where(observed, belief, predicted)
-        return belief, self._report(belief, predicted, code, observed)
+        # The printed weights sum to 0; only the affine prediction has an evidence.
+        evidence = self._evidence(self._transition(state, "affine"), code, observed)
+        return belief, FilterStep(belief, predicted, evidence, jnp.asarray(False))
 
     def predict(self, weights: Float[Array, "*batch n"], steps: int = 1) -> Embedding:
         """Embedding of the state `steps` transitions after a belief, by the conditional embedding of $s_{t+1}$ given $s_t$.
 
         Arguments and result as `KernelBayesFilter.predict`.
         """
-        if not isinstance(steps, int) or steps < 1:
-            raise ValueError(f"`steps` must be an integer >= 1, got {steps!r}.")
-        for _ in range(steps):
-            weights = self._transition(weights)
+        for _ in range(as_count(steps, "steps")):
+            weights = self._transition(weights, self.form)
         return Embedding(self.states.kernel, self.successors, weights)
 
-    def _transition(self, weights: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
+    def _transition(self, weights: Float[Array, "*batch n"], form: Form) -> Float[Array, "*batch n"]:
         codes = matmul(weights, self.successor_codes)
-        flat = centred_weights(self.states, self.state_factor, codes.reshape(-1, codes.shape[-1]), self.form)
+        flat = centred_weights(self.states, self.state_factor, codes.reshape(-1, codes.shape[-1]), form)
         return flat.reshape(weights.shape)
 
-    def _report(self, belief, predicted, code, observed) -> FilterStep:
+    def _evidence(self, predicted: Float[Array, " n"], code: Float[Array, " r"], observed: Bool[Array, ""]):
         values = self.observations.expand(code[None])[0]
-        evidence = jnp.where(observed, jnp.dot(normalised(predicted), values), jnp.nan)
-        return FilterStep(belief, predicted, evidence, jnp.asarray(False))
+        return jnp.where(observed, matmul(normalised(predicted), values), jnp.nan)

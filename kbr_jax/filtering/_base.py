@@ -8,12 +8,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._checks import as_points, check_alike, check_finite, check_same_size, size, take
+from .._checks import as_batch, as_points, check_alike, check_finite, check_same_size, size, take
 from .._numerics import matmul
 from .._typing import Array, ArrayLike, Bool, Float, Point, Points
 from ..embedding import Embedding
 from ..features import AbstractFeatures
-from ..rules import encode
 
 
 class FilterStep(eqx.Module):
@@ -76,19 +75,24 @@ class AbstractFilter(eqx.Module):
         **Returns:** the state for the next step, and a `FilterStep`.
         """
         observed = jnp.asarray(observed)
-        codes, single = encode(self.observations, self._fill(observation, observed), "observation")
+        return self.update(state, self.encode(observation, observed), observed)
+
+    def encode(self, observation: Point, observed: ArrayLike = True) -> Float[Array, " r"]:
+        """Code of one checked observation, or of a stand-in if it is missing."""
+        training = self.observations.points
+        batch, single = as_batch(observation, "observation", training, "training observations")
         if not single:
             raise ValueError("`observation` must be one point; use `kbr_jax.filter` for a sequence.")
-        return self.update(state, codes[0], observed)
+        self.observations.kernel.check(batch, "observation")
+        return self.observations.encode(self._fill(batch, jnp.asarray(observed)[None]))[0]
 
-    def _fill(self, observation: Points, observed: Bool[Array, "..."]) -> Points:
+    def _fill(self, observations: Points, observed: Bool[Array, " T"]) -> Points:
         """Missing values replaced by a training point, so that NaN reaches neither value nor gradient."""
 
         def fill(leaf, like):
-            mask = observed.reshape(observed.shape + (1,) * (jnp.ndim(leaf) - observed.ndim))
-            return jnp.where(mask, leaf, like)
+            return jnp.where(observed.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, like)
 
-        return jax.tree.map(fill, observation, take(self.observations.points, 0))
+        return jax.tree.map(fill, observations, take(self.observations.points, 0))
 
 
 def as_sequence(states: Points, observations: Points) -> tuple[Points, Points]:
@@ -128,23 +132,32 @@ def filter(
     *,
     observed: ArrayLike | None = None,
     prior: Embedding | None = None,
-    state: Any = None,
 ) -> FilterStep:
-    """Filter a sequence of observations: one scan of `filt.step`.
+    """Filter a sequence of observations from the start: `filt.init(prior)`, then one scan of `filt.step`.
 
     **Arguments:**
 
     - `filt`: a fitted filter.
     - `observations`: `[T, ...]`; `vmap` over a leading batch axis for many sequences.
     - `observed`: mask `[T]`; False marks a missing observation, whose value is ignored. All observed by default.
-    - `prior`: embedding of the first hidden state; or `state`, from `filt.init`, `init_from_observation` or a last step.
-      By default the marginal of the training states.
+    - `prior`: embedding of the first hidden state; by default the marginal of the training states.
 
-    **Returns:** a `FilterStep` with leading axis T. Reverse-mode memory is O(T n): each step is recomputed in the
-    backward pass. The first call compiles; later calls of the same shapes do not.
+    **Returns:** a `FilterStep` with leading axis T. Reverse-mode memory is O(T n): each step is recomputed in the backward
+    pass. The first call compiles; later calls of the same shapes do not.
 
     **Raises:** `ValueError` for observations that are not of the kind of the training observations, or a mask of another
     length.
+    """
+    return advance(filt, filt.init(prior), observations, observed=observed)[1]
+
+
+def advance(
+    filt: AbstractFilter, state: Any, observations: Points, *, observed: ArrayLike | None = None
+) -> tuple[Any, FilterStep]:
+    """Filter a stretch of observations from a given state: for streams that arrive in pieces.
+
+    **Arguments:** `state` from `filt.init`, `filt.init_from_observation`, `filt.step` or an earlier `advance`; the rest as
+    `filter`. **Returns:** the state after the stretch, and a `FilterStep` with leading axis T. Raises as `filter`.
     """
     observations = as_points(observations, "observations")
     check_alike(observations, "observations", filt.observations.points, "training observations")
@@ -153,14 +166,12 @@ def filter(
     mask = jnp.ones(length, bool) if observed is None else jnp.asarray(observed)
     if mask.shape != (length,) or mask.dtype != bool:
         raise ValueError(f"`observed` must be a boolean mask of shape ({length},), got {mask.dtype}{list(mask.shape)}.")
-    if state is not None and prior is not None:
-        raise ValueError("Pass either `prior` or `state`, not both.")
-    return _scan(filt, observations, mask, filt.init(prior) if state is None else state)
+    return _scan(filt, state, observations, mask)
 
 
 @eqx.filter_jit
-def _scan(filt: AbstractFilter, observations: Points, observed: Bool[Array, " T"], state: Any) -> FilterStep:
+def _scan(filt: AbstractFilter, state: Any, observations: Points, observed: Bool[Array, " T"]):
     # All observations are encoded at once, as one matrix product instead of T products with a vector.
     codes = filt.observations.encode(filt._fill(observations, observed))
     step = jax.checkpoint(lambda carry, inputs: filt.update(carry, *inputs), prevent_cse=False)
-    return lax.scan(step, state, (codes, observed))[1]
+    return lax.scan(step, state, (codes, observed))

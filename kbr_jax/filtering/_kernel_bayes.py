@@ -4,14 +4,15 @@ from typing import Any, Literal
 
 import equinox as eqx
 import jax.numpy as jnp
+from jax import lax
 
-from .._checks import as_regularizer, as_share, is_concrete, size, take
+from .._checks import as_count, as_regularizer, as_share, size, take
 from .._numerics import PSDFactor, matmul, safe_divide
 from .._typing import Array, ArrayLike, Bool, Float, Point, Points
 from ..embedding import Embedding
 from ..features import AbstractFeatures, Landmarks, fit_features
 from ..kernels import as_kernel
-from ..rules import clean_weights, encode
+from ..rules import check_truncation, clean_weights
 from ._base import AbstractFilter, FilterStep, as_sequence, as_triples, project_prior
 
 
@@ -48,9 +49,10 @@ class KernelBayesFilter(AbstractFilter):
 
     - prediction, `transition="shift"` (S13 eq 35): $w = (G + n \varepsilon I)^{-1} \tilde G \alpha$: each weight moves on to
       the successor of its state;
-    - prediction, `transition="two-inverse"` (F11 eq 18): $w = (G + n \varepsilon I)^{-1} \tilde G (G + n \varepsilon I)^{-1} G \alpha$,
-      the sum rule with the learned transition. A different estimator: with delta kernels and vanishing regularizers it
-      is the exact forward filter of a hidden Markov model, the first is not;
+    - prediction, `transition="two-inverse"` (F11 eq 18):
+      $w = (G + n \varepsilon I)^{-1} \tilde G (G + n \varepsilon' I)^{-1} G \alpha$, the sum rule with the learned
+      transition. A different estimator: with delta kernels and vanishing regularizers it is the exact forward filter of a
+      hidden Markov model, the first is not;
     - w is clipped, truncated and normalised as asked, and mixed by `recovery`;
     - update by `bayes_rule` of form (b), (a) or `"importance"` with $D = \operatorname{diag}(w)$ (S13 eq 36).
 
@@ -63,6 +65,7 @@ class KernelBayesFilter(AbstractFilter):
     successors: Points
     successor_codes: Float[Array, "n r"]
     state_factor: PSDFactor
+    transition_factor: PSDFactor
     observation_factor: PSDFactor
     regularizer: Float[Array, ""]
     posterior_regularizer: Float[Array, ""]
@@ -72,6 +75,7 @@ class KernelBayesFilter(AbstractFilter):
     transition: Literal["shift", "two-inverse"] = eqx.field(static=True)
     clip: bool = eqx.field(static=True)
     normalise: bool = eqx.field(static=True)
+    max_active: int | None = eqx.field(static=True)
 
     @property
     def support(self) -> Points:
@@ -88,6 +92,7 @@ class KernelBayesFilter(AbstractFilter):
         successors: Points | None = None,
         regularizer: ArrayLike,
         posterior_regularizer: ArrayLike,
+        transition_regularizer: ArrayLike | None = None,
         observation_regularizer: ArrayLike | None = None,
         landmarks_states: Landmarks | int | None = None,
         landmarks_observations: Landmarks | int | None = None,
@@ -96,6 +101,7 @@ class KernelBayesFilter(AbstractFilter):
         clip: bool = True,
         truncation: ArrayLike = 0.02,
         normalise: bool = True,
+        max_active: int | None = None,
         recovery: Recovery | None = None,
     ) -> "KernelBayesFilter":
         r"""Learn a filter from a training sequence with known states.
@@ -107,7 +113,9 @@ class KernelBayesFilter(AbstractFilter):
           With T states the last pair is dropped: its successor is unknown.
         - `successors`: `[T, ...]`, the state after each of T `states`, for data that is not one sequence (several
           sequences joined, single transitions). Then `states` is `[T, ...]` too.
-        - `regularizer`: epsilon > 0 of the state regressions, in `G + n epsilon I`.
+        - `regularizer`: epsilon > 0 in `G + n epsilon I`, of the regression that turns the prior into weights on the training
+          pairs.
+        - `transition_regularizer`: epsilon of the other inverse in `"two-inverse"`, the transition's; as `regularizer` if None.
         - `posterior_regularizer`: delta > 0 of Bayes' rule, on the squared operator (see `bayes_rule`); for
           `"importance"` the ridge itself. Small is sharp but brittle.
         - `observation_regularizer`: ridge of the observation's own embedding, in `K + n epsilon I`, for
@@ -118,6 +126,8 @@ class KernelBayesFilter(AbstractFilter):
           `"two-inverse"` for it and `"shift"` otherwise.
         - `clip`, `truncation`, `normalise`: treatment of the prior's weights (`clean_weights`). `clip=False` with
           `truncation=0` and `normalise=False` is the filter as printed.
+        - `max_active`: let Bayes' rule use only the k largest prior weights (static). Exact as long as no more are non-zero,
+          as truncation tends to arrange; a step then costs O(k r^2 + r^3), or O(k^3 + n^2) exact. Not for form (a).
         - `recovery`: what to do about wrong beliefs; nothing if None.
 
         **Raises:** `ValueError` for samples of wrong or different lengths, non-finite values, parameters out of range, or
@@ -138,22 +148,28 @@ class KernelBayesFilter(AbstractFilter):
         kernel_observations.check(observations, "observations")
         transition = transition or ("two-inverse" if form == "a" else "shift")
         truncation = as_share(truncation, "truncation")
-        _check_options(form, transition, clip, truncation)
+        _check_options(form, transition, clip, truncation, max_active)
 
         state_features = fit_features(kernel_states, states, landmarks_states)
         observation_features = fit_features(kernel_observations, observations, landmarks_observations)
         dtype = state_features.codes.dtype
         epsilon = as_regularizer(regularizer, "regularizer", dtype)
         delta = as_regularizer(posterior_regularizer, "posterior_regularizer", dtype)
-        ridge = epsilon
-        if observation_regularizer is not None:
+        state_factor = transition_factor = state_features.ridge(epsilon)
+        if transition_regularizer is not None:
+            ridge = as_regularizer(transition_regularizer, "transition_regularizer", dtype)
+            transition_factor = state_features.ridge(ridge)
+        if observation_regularizer is None:
+            ridge = epsilon
+        else:
             ridge = as_regularizer(observation_regularizer, "observation_regularizer", dtype)
         return KernelBayesFilter(
             states=state_features,
             observations=observation_features,
             successors=successors,
             successor_codes=state_features.encode(successors),
-            state_factor=state_features.ridge(epsilon),
+            state_factor=state_factor,
+            transition_factor=transition_factor,
             observation_factor=observation_features.ridge(ridge),
             regularizer=epsilon,
             posterior_regularizer=delta,
@@ -163,26 +179,25 @@ class KernelBayesFilter(AbstractFilter):
             transition=transition,
             clip=clip or form == "importance",
             normalise=normalise,
+            max_active=None if max_active is None else as_count(max_active, "max_active"),
         )
 
     def init(self, prior: Embedding | None = None) -> KernelBayesState:
         """Prior of the first observation, from an embedding over states; by default the training states' marginal."""
         if prior is None:
-            uniform = jnp.full(self.states.size, 1 / self.states.size, self.successor_codes.dtype)
-            return KernelBayesState(uniform, uniform)
-        weights = project_prior(self.states, prior, self.regularizer)
-        if self.form != "a":
-            return KernelBayesState(weights, weights)
-        shifted = project_prior(self.states.rebase(self.successors), prior, self.regularizer)
-        return KernelBayesState(weights, shifted)
+            weights = jnp.full(self.states.size, 1 / self.states.size, self.successor_codes.dtype)
+        else:
+            weights = project_prior(self.states, prior, self.regularizer)
+        return KernelBayesState(weights, self._onto_support(weights if prior is None else prior))
 
     def init_from_observation(self, observation: Point) -> tuple[KernelBayesState, FilterStep]:
         r"""Belief $(K + n \varepsilon I)^{-1} k(O, o)$ of a first observation without prior (F11 eq 10), and the next state."""
-        codes, _ = encode(self.observations, observation, "observation")
-        own = self.observations.ridge_weights(self.observation_factor, codes)[0]
-        values = self.observations.expand(codes)[0]
-        step = FilterStep(own, own, safe_divide(jnp.dot(own, values), jnp.sum(own)), jnp.asarray(False))
-        return self._advance(own), step
+        code = self.encode(observation)
+        own = self.observations.ridge_weights(self.observation_factor, code[None])[0]
+        values = self.observations.expand(code[None])[0]
+        evidence = safe_divide(matmul(own, values), jnp.sum(own))
+        belief = self._onto_support(own)
+        return self._advance(belief), FilterStep(belief, own, evidence, jnp.asarray(False))
 
     def update(
         self, state: KernelBayesState, code: Float[Array, " r"], observed: Bool[Array, ""]
@@ -191,16 +206,9 @@ class KernelBayesFilter(AbstractFilter):
         prior = self._clean(state.weights)
         values = self.observations.expand(code[None])[0]
         prior, restarted = self._recover(prior, code, values, observed)
-        if self.form == "importance":
-            belief = self.observations.importance_posterior(prior, code[None], self.posterior_regularizer)[0]
-        elif self.form == "b":
-            belief = self.observations.posterior(prior, code[None], self.posterior_regularizer)[0][0]
-        else:
-            inner = self.observations.posterior(prior, code[None], self.posterior_regularizer)[1]
-            regressed = self.states.ridge_values(self.state_factor, inner, self.successor_codes)[0]
-            belief = state.shifted * regressed
+        belief = self._posterior(prior, state.shifted, code)
         belief = jnp.where(observed, belief, state.shifted if self.form == "a" else prior)
-        evidence = safe_divide(jnp.dot(prior, values), jnp.sum(prior))
+        evidence = safe_divide(matmul(prior, values), jnp.sum(prior))
         step = FilterStep(belief, prior, jnp.where(observed, evidence, jnp.nan), restarted)
         return self._advance(belief), step
 
@@ -210,14 +218,14 @@ class KernelBayesFilter(AbstractFilter):
         **Arguments:** `weights` `[..., n]` of a belief; `steps` >= 1 (static). **Returns:** an `Embedding` on the
         successors, weights `[..., n]`. Cost O(steps n^2) a belief exact, O(steps n r) with landmarks.
         """
-        if not isinstance(steps, int) or steps < 1:
-            raise ValueError(f"`steps` must be an integer >= 1, got {steps!r}.")
         shifted = self._shift(weights)
-        for _ in range(steps - 1):
+        for _ in range(as_count(steps, "steps") - 1):
             if self.form == "a":
                 shifted = self._shift(shifted)
             else:
-                shifted = self._shift(self._clean(self._regress(matmul(shifted, self.successor_codes))))
+                shifted = self._shift(
+                    self._clean(self._regress(self.state_factor, matmul(shifted, self.successor_codes)))
+                )
         return Embedding(self.states.kernel, self.successors, shifted)
 
     def _clean(self, weights: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
@@ -229,8 +237,8 @@ class KernelBayesFilter(AbstractFilter):
         own = self.observations.ridge_weights(self.observation_factor, code[None])[0]
         own = clean_weights(own, clip=True, truncation=self.truncation, normalise=True)
         mass = jnp.sum(prior)
-        threshold = self.recovery.restart_below.astype(prior.dtype) * jnp.dot(own, values)
-        restarted = observed & (safe_divide(jnp.dot(prior, values), mass) < threshold)
+        threshold = self.recovery.restart_below.astype(prior.dtype) * matmul(own, values)
+        restarted = observed & (safe_divide(matmul(prior, values), mass) < threshold)
         marginal, frame = (
             jnp.where(observed, share.astype(prior.dtype), 0)
             for share in (self.recovery.marginal_share, self.recovery.observation_share)
@@ -238,24 +246,50 @@ class KernelBayesFilter(AbstractFilter):
         mixed = (1 - marginal - frame) * prior + mass * (marginal / prior.shape[0] + frame * own)
         return jnp.where(restarted, mass * own, mixed), restarted
 
+    def _onto_support(self, prior: Embedding | Float[Array, " n"]) -> Float[Array, " n"]:
+        """Weights on the support, for a prior or for weights on the states: form (a) stands on the successors."""
+        if not isinstance(prior, Embedding):
+            prior = Embedding(self.states.kernel, self.states.points, prior)
+            if self.form != "a":
+                return prior.weights
+        support = self.states.rebase(self.successors) if self.form == "a" else self.states
+        return project_prior(support, prior, self.regularizer)
+
+    def _posterior(self, prior, shifted, code) -> Float[Array, " n"]:
+        """Bayes' rule for cleaned prior weights, on the largest `max_active` of them if that is set."""
+        delta, features, codes = self.posterior_regularizer, self.observations, code[None]
+        if self.form == "a":
+            values = features.posterior(prior, codes, delta)[1]
+            return shifted * self.states.ridge_values(self.state_factor, values, self.successor_codes)[0]
+        active, index = prior, None
+        if self.max_active is not None and self.max_active < prior.shape[0]:
+            active, index = lax.top_k(prior, self.max_active)
+            features, codes = features.restrict(index, codes)
+        if self.form == "importance":
+            belief = features.importance_posterior(active, codes, delta)[0]
+        else:
+            belief = features.posterior(active, codes, delta)[0][0]
+        return belief if index is None else jnp.zeros_like(prior).at[index].set(belief)
+
     def _shift(self, belief: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
         """Weights on the successors, of the state after a belief."""
-        if self.form == "a":
-            return self._regress(matmul(belief, self.successor_codes))
         if self.transition == "shift":
             return belief
-        return self._regress(matmul(belief, self.states.codes))
+        codes = self.successor_codes if self.form == "a" else self.states.codes
+        return self._regress(self.transition_factor, matmul(belief, codes))
 
-    def _regress(self, codes: Float[Array, "*batch r"]) -> Float[Array, "*batch n"]:
-        weights = self.states.ridge_weights(self.state_factor, codes.reshape(-1, codes.shape[-1]))
+    def _regress(self, factor: PSDFactor, codes: Float[Array, "*batch r"]) -> Float[Array, "*batch n"]:
+        weights = self.states.ridge_weights(factor, codes.reshape(-1, codes.shape[-1]))
         return weights.reshape(*codes.shape[:-1], weights.shape[-1])
 
     def _advance(self, belief: Float[Array, " n"]) -> KernelBayesState:
         shifted = self._shift(belief)
-        return KernelBayesState(self._regress(matmul(shifted, self.successor_codes)), shifted)
+        return KernelBayesState(self._regress(self.state_factor, matmul(shifted, self.successor_codes)), shifted)
 
 
-def _check_options(form: str, transition: str, clip: bool, truncation: Float[Array, ""]) -> None:
+def _check_options(
+    form: str, transition: str, clip: bool, truncation: Float[Array, ""], max_active: int | None
+) -> None:
     if form not in ("a", "b", "importance"):
         raise ValueError(f"`form` must be 'a', 'b' or 'importance', got {form!r}.")
     if transition not in ("shift", "two-inverse"):
@@ -264,5 +298,8 @@ def _check_options(form: str, transition: str, clip: bool, truncation: Float[Arr
         raise ValueError(
             "Form (a) keeps its belief on the successors, which have no successors to shift to: use 'two-inverse'."
         )
-    if not clip and form != "importance" and is_concrete(truncation) and float(truncation) > 0:
-        raise ValueError("`truncation` acts on non-negative weights; with `clip=False` set `truncation=0`.")
+    check_truncation(clip or form == "importance", truncation)
+    if max_active is not None and (form == "a" or not (clip or form == "importance")):
+        raise ValueError(
+            "`max_active` keeps the largest of non-negative weights: it needs `clip=True`, and not form (a)."
+        )

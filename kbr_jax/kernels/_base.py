@@ -35,11 +35,11 @@ class AbstractKernel(eqx.Module):
         """Raise a `ValueError` naming the argument if the sample is not of this kernel's domain."""
         del x, name
 
-    def __add__(self, other: "AbstractKernel") -> "Sum":
-        return Sum(self, other)
+    def __add__(self, other: Any) -> "Sum":
+        return Sum(self, as_kernel(other))
 
-    def __mul__(self, other: "AbstractKernel | ArrayLike") -> "AbstractKernel":
-        return Product(self, other) if isinstance(other, AbstractKernel) else Scaled(self, other)
+    def __mul__(self, other: Any) -> "AbstractKernel":
+        return Product(self, as_kernel(other)) if callable(other) else Scaled(self, other)
 
     def __rmul__(self, other: ArrayLike) -> "Scaled":
         return Scaled(self, other)
@@ -93,7 +93,7 @@ class Scaled(AbstractKernel):
     """`factor * k(x, y)` with a positive factor. Made by `factor * k`."""
 
     kernel: AbstractKernel
-    factor: Float[Array, ""] = eqx.field(converter=lambda value: as_positive(value, "factor"))
+    factor: Float[Array, ""] = eqx.field(converter=lambda value: as_positive(value, "factor", scalar=True))
 
     def __call__(self, x: Point, y: Point) -> Float[Array, ""]:
         return self._scale(self.kernel(x, y))
@@ -123,7 +123,7 @@ class FunctionKernel(AbstractKernel):
 
     def __init__(self, function: Any):
         leaves, self.structure = jax.tree.flatten(function)
-        self.arrays = [leaf for leaf in leaves if eqx.is_array(leaf)]
+        self.arrays = [leaf.astype(leaf.dtype) for leaf in leaves if eqx.is_array(leaf)]  # drops weak types
         self.static = tuple(None if eqx.is_array(leaf) else leaf for leaf in leaves)
 
     def __call__(self, x: Point, y: Point) -> Float[Array, ""]:

@@ -42,12 +42,19 @@ class Precomputed(AbstractKernel):
             raise ValueError(f"`matrix` must be a square Gram matrix [N, N], got shape {tuple(shape)}.")
 
     def __call__(self, x: Point, y: Point) -> Float[Array, ""]:
-        return self.matrix.at[x, y].get(mode="fill", fill_value=jnp.nan)
+        return self._entries(x, y)
 
     def gram(self, x: Points, y: Points) -> Float[Array, "n m"]:
-        return self.matrix.at[x[:, None], y[None, :]].get(mode="fill", fill_value=jnp.nan)
+        return self._entries(x[:, None], y[None, :])
+
+    def _entries(self, x: Array, y: Array) -> Float[Array, "..."]:
+        beyond = self.matrix.shape[0]  # a negative index would count from the end
+        x, y = jnp.where(x < 0, beyond, x), jnp.where(y < 0, beyond, y)
+        return self.matrix.at[x, y].get(mode="fill", fill_value=jnp.nan)
 
     def check(self, x: Points, name: str) -> None:
         check_integer(x, name, "Precomputed")
-        if x.ndim != 1:
-            raise ValueError(f"Precomputed takes indices, `{name}` of shape [n]; got {tuple(x.shape)}.")
+        if x.ndim != 1 or x.dtype == bool:
+            raise ValueError(
+                f"Precomputed takes indices, integers `{name}` of shape [n]; got {x.dtype}{list(x.shape)}."
+            )

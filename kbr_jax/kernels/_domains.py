@@ -8,13 +8,12 @@ from .._typing import Array, Float, Points
 
 def check_single_array(x: Points, name: str, kernel: str) -> Array:
     """The only leaf of a sample whose points are single arrays."""
-    leaves = jax.tree.leaves(x)
-    if len(leaves) != 1:
+    if not hasattr(x, "dtype"):
         raise ValueError(
-            f"{kernel} takes points that are single arrays, but a point of `{name}` has {len(leaves)} parts; "
-            "use TensorProduct or DirectSum for the parts of a tuple."
+            f"{kernel} takes points that are single arrays, but a point of `{name}` is a {type(x).__name__} of "
+            f"{len(jax.tree.leaves(x))} parts; use TensorProduct or DirectSum for the parts of a tuple."
         )
-    return leaves[0]
+    return x
 
 
 def check_real(x: Points, name: str, kernel: str) -> None:

@@ -5,7 +5,7 @@ import abc
 import equinox as eqx
 import jax.numpy as jnp
 
-from .._checks import as_positive
+from .._checks import as_count, as_positive
 from .._numerics import matmul
 from .._typing import Array, Float, Point, Points
 from ._base import AbstractKernel
@@ -49,13 +49,9 @@ class Polynomial(AbstractDotProduct):
     - `offset`: c > 0; all monomials up to degree p take part.
     """
 
-    degree: int = eqx.field(static=True)
-    scale: Float[Array, ""] = eqx.field(converter=lambda value: as_positive(value, "scale"), default=1.0)
-    offset: Float[Array, ""] = eqx.field(converter=lambda value: as_positive(value, "offset"), default=1.0)
-
-    def __check_init__(self):
-        if not isinstance(self.degree, int) or self.degree < 1:
-            raise ValueError(f"`degree` must be an integer >= 1, got {self.degree!r}.")
+    degree: int = eqx.field(static=True, converter=lambda value: as_count(value, "degree"))
+    scale: Float[Array, ""] = eqx.field(converter=lambda value: as_positive(value, "scale", scalar=True), default=1.0)
+    offset: Float[Array, ""] = eqx.field(converter=lambda value: as_positive(value, "offset", scalar=True), default=1.0)
 
     def profile(self, product: Float[Array, "*s"]) -> Float[Array, "*s"]:
         return (self.scale.astype(product.dtype) * product + self.offset.astype(product.dtype)) ** self.degree

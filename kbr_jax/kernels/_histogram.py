@@ -34,7 +34,9 @@ class RBFChiSquared(AbstractKernel):
     where 0/0 counts as 0, value and gradient. `bandwidth` h = 1 is the kernel as printed (Lampert 2015, section 4.2).
     """
 
-    bandwidth: Float[Array, ""] = eqx.field(converter=lambda value: as_positive(value, "bandwidth"), default=1.0)
+    bandwidth: Float[Array, ""] = eqx.field(
+        converter=lambda value: as_positive(value, "bandwidth", scalar=True), default=1.0
+    )
 
     def __call__(self, x: Point, y: Point) -> Float[Array, ""]:
         chi_squared = jnp.mean(safe_divide((x - y) ** 2, (x + y) / 2))

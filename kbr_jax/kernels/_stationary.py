@@ -3,8 +3,8 @@
 import abc
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
-import numpy as np
 
 from .._checks import as_positive
 from .._numerics import safe_sqrt, squared_distances
@@ -45,7 +45,8 @@ class AbstractStationary(AbstractKernel):
         return self.profile(jnp.sum(_rescale(x - y, self.bandwidth) ** 2))
 
     def gram(self, x: Points, y: Points) -> Float[Array, "n m"]:
-        return self.profile(squared_distances(flat(_rescale(x, self.bandwidth)), flat(_rescale(y, self.bandwidth))))
+        scale = jnp.broadcast_to(self.bandwidth.astype(x.dtype), x.shape[1:]).reshape(-1)
+        return self.profile(squared_distances(flat(x), flat(y), scale))
 
     def diagonal(self, x: Points) -> Float[Array, " n"]:
         return self.profile(jnp.zeros(x.shape[0], x.dtype))
@@ -71,13 +72,35 @@ class Gaussian(AbstractStationary):
         return jnp.exp(-squared / 2)
 
 
+def _matern0(squared: Float[Array, "*s"]) -> Float[Array, "*s"]:
+    return jnp.exp(-safe_sqrt(squared))
+
+
+# The Matern profiles as functions of the squared distance s = r^2. Their derivatives are again Matern profiles, so first
+# and second derivatives of the kernels are right at zero distance too, where differentiating the root would not be.
+@jax.custom_jvp
+def _matern1(squared: Float[Array, "*s"]) -> Float[Array, "*s"]:
+    r = safe_sqrt(squared)
+    return (1 + r) * jnp.exp(-r)
+
+
+@jax.custom_jvp
+def _matern2(squared: Float[Array, "*s"]) -> Float[Array, "*s"]:
+    r = safe_sqrt(squared)
+    return (1 + r + squared / 3) * jnp.exp(-r)
+
+
+_matern1.defjvps(lambda tangent, _, squared: -_matern0(squared) / 2 * tangent)
+_matern2.defjvps(lambda tangent, _, squared: -_matern1(squared) / 6 * tangent)
+
+
 class Matern12(AbstractStationary):
-    r"""$k(x, y) = \exp(-r)$, $r = |x - y| / h$: the exponential kernel; gradient 0 at zero distance."""
+    r"""$k(x, y) = \exp(-r)$, $r = |x - y| / h$: the exponential kernel; the derivative at zero distance is taken as 0."""
 
     bandwidth: Float[Array, "..."] = eqx.field(converter=as_bandwidth)
 
     def profile(self, squared: Float[Array, "*s"]) -> Float[Array, "*s"]:
-        return jnp.exp(-safe_sqrt(squared))
+        return _matern0(squared)
 
 
 class Matern32(AbstractStationary):
@@ -86,8 +109,7 @@ class Matern32(AbstractStationary):
     bandwidth: Float[Array, "..."] = eqx.field(converter=as_bandwidth)
 
     def profile(self, squared: Float[Array, "*s"]) -> Float[Array, "*s"]:
-        r = float(np.sqrt(3)) * safe_sqrt(squared)
-        return (1 + r) * jnp.exp(-r)
+        return _matern1(3 * squared)
 
 
 class Matern52(AbstractStationary):
@@ -96,8 +118,7 @@ class Matern52(AbstractStationary):
     bandwidth: Float[Array, "..."] = eqx.field(converter=as_bandwidth)
 
     def profile(self, squared: Float[Array, "*s"]) -> Float[Array, "*s"]:
-        r = float(np.sqrt(5)) * safe_sqrt(squared)
-        return (1 + r + 5 * squared / 3) * jnp.exp(-r)
+        return _matern2(5 * squared)
 
 
 class RationalQuadratic(AbstractStationary):
@@ -110,7 +131,7 @@ class RationalQuadratic(AbstractStationary):
     """
 
     bandwidth: Float[Array, "..."] = eqx.field(converter=as_bandwidth)
-    alpha: Float[Array, ""] = eqx.field(converter=lambda value: as_positive(value, "alpha"), default=1.0)
+    alpha: Float[Array, ""] = eqx.field(converter=lambda value: as_positive(value, "alpha", scalar=True), default=1.0)
 
     def profile(self, squared: Float[Array, "*s"]) -> Float[Array, "*s"]:
         alpha = self.alpha.astype(squared.dtype)
@@ -127,7 +148,8 @@ class Laplace(AbstractKernel):
     bandwidth: Float[Array, "..."] = eqx.field(converter=as_bandwidth)
 
     def __call__(self, x: Point, y: Point) -> Float[Array, ""]:
-        return jnp.exp(-jnp.sum(jnp.abs(_rescale(jnp.asarray(x) - jnp.asarray(y), self.bandwidth))))
+        difference = _rescale(jnp.asarray(x) - jnp.asarray(y), self.bandwidth)
+        return jnp.exp(-jnp.sum(jnp.where(difference == 0, 0, jnp.abs(difference))))
 
     def diagonal(self, x: Points) -> Float[Array, " n"]:
         return jnp.ones(x.shape[0], x.dtype)

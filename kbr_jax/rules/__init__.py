@@ -8,6 +8,7 @@ from ._conditional import conditional_cross_covariance as conditional_cross_cova
 from ._conditional import conditional_expectation as conditional_expectation
 from ._conditional import encode as encode
 from ._conditional import fit_conditional as fit_conditional
+from ._prior import check_truncation as check_truncation
 from ._prior import clean_weights as clean_weights
 from ._rules import bayes_rule as bayes_rule
 from ._rules import chain_rule as chain_rule

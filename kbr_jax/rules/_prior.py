@@ -2,23 +2,33 @@
 
 import jax.numpy as jnp
 
-from .._typing import Array, Float
+from .._checks import is_concrete
+from .._typing import Array, ArrayLike, Float
 from ..embedding import normalised
 
 
+def check_truncation(clip: bool, truncation: ArrayLike) -> None:
+    """Truncation compares with the largest weight, which makes sense only for non-negative ones."""
+    if not clip and is_concrete(truncation) and float(truncation) > 0:
+        raise ValueError(
+            f"`truncation` = {float(truncation):.3g} acts on non-negative weights: set `clip=True`, or `truncation=0`."
+        )
+
+
 def clean_weights(
-    weights: Float[Array, "*batch n"], *, clip: bool, truncation: Float[Array, ""] | float, normalise: bool
+    weights: Float[Array, "*batch n"], *, clip: bool, truncation: ArrayLike, normalise: bool
 ) -> Float[Array, "*batch n"]:
     r"""Clip at zero, truncate, normalise, in this order.
 
     - `clip`: $w_i \leftarrow \max(w_i, 0)$. A prior's estimated weights are signed; probabilities are not.
-    - `truncation`: $w_i \leftarrow 0$ where $w_i < \tau \max_j w_j$ (after clipping only). Ridge regression leaves small
+    - `truncation`: $w_i \leftarrow 0$ where $w_i < \tau \max_j w_j$ (a `ValueError` without clipping). Ridge regression leaves small
       weights everywhere; where an observation has two explanations, that haze carries the belief to the wrong one.
     - `normalise`: divide by the sum (see `kbr_jax.normalise`).
 
     If clipping leaves nothing, the weights become uniform: the prior said nothing. The operations are piecewise smooth;
     gradients are those of the kept weights. Cost O(n).
     """
+    check_truncation(clip, truncation)
     if clip:
         weights = jnp.maximum(weights, 0)
         weights = jnp.where(weights < truncation * jnp.max(weights, axis=-1, keepdims=True), 0, weights)

@@ -10,7 +10,7 @@ $$ w = (G + n \lambda I)^{-1} \tilde G \alpha, \quad D = \operatorname{diag}(w),
 
 from typing import Literal, overload
 
-from .._checks import as_regularizer, as_share, check_alike, is_concrete
+from .._checks import as_regularizer, as_share, check_alike
 from .._numerics import matmul
 from .._typing import Array, ArrayLike, Float, Point, Points
 from ..embedding import Embedding, JointEmbedding
@@ -104,8 +104,6 @@ def bayes_rule(
         raise ValueError(f"`prior` is a batch of shape {prior.weights.shape}; use `jax.vmap` over its weights.")
     truncation = as_share(truncation, "truncation")
     clip = clip or form == "importance"
-    if not clip and is_concrete(truncation) and float(truncation) > 0:
-        raise ValueError("`truncation` acts on non-negative weights; set `clip=True` as well.")
     features = model.features_y
     codes, single = encode(features, y, "y")
     delta = as_regularizer(regularizer, "regularizer", features.codes.dtype)

@@ -1,0 +1,564 @@
+"""Embeddings, distances, joint distributions and pre-images, against double sums, traces and exhaustive searches."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.linalg import orthogonal_procrustes
+from scipy.optimize import linear_sum_assignment
+
+import kbr_jax as kbr
+
+N, M = 7, 5
+KERNEL = kbr.Gaussian(1.1)
+PAIR_KERNEL = kbr.TensorProduct((kbr.Gaussian(0.9), kbr.Delta()))
+
+
+def normal(seed, *shape):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape))
+
+
+def close(actual, expected, rtol=1e-11, atol=1e-11):
+    np.testing.assert_allclose(np.asarray(actual), np.asarray(expected), rtol=rtol, atol=atol)
+
+
+def gram(x, y, h=1.1):
+    """The Gaussian Gram matrix in NumPy."""
+    x, y = (np.asarray(part).reshape(len(part), -1) for part in (x, y))
+    return np.exp(-((x[:, None] - y[None]) ** 2).sum(-1) / (2 * h**2))
+
+
+def pair_gram(x, y):
+    return gram(x[0], y[0], 0.9) * (np.asarray(x[1])[:, None] == np.asarray(y[1])[None])
+
+
+def pairs(seed, n):
+    return normal(seed, n, 2), jnp.asarray(np.random.default_rng(seed).integers(0, 2, size=n))
+
+
+VECTORS = (KERNEL, gram, normal(0, N, 2), normal(1, M, 2))
+TUPLES = (PAIR_KERNEL, pair_gram, pairs(2, N), pairs(3, M))
+
+
+@pytest.fixture(params=["vectors", "tuples"])
+def domain(request):
+    """Kernel, its Gram matrix in NumPy, and two samples: of vectors, and of tuples of a vector and a label."""
+    return {"vectors": VECTORS, "tuples": TUPLES}[request.param]
+
+
+@pytest.fixture(params=[(), (2,), (2, 3)], ids=str)
+def batch(request):
+    return request.param
+
+
+def check_gradient(function, argument, seed=0, step=1e-5, rtol=1e-6):
+    """Gradient against a central difference along a random direction."""
+    value_and_grad = jax.jit(jax.value_and_grad(function))
+    direction = jnp.asarray(np.random.default_rng(seed).normal(size=argument.shape))
+    ahead, behind = (value_and_grad(argument + amount * direction)[0] for amount in (step, -step))
+    slope = jnp.sum(value_and_grad(argument)[1] * direction)
+    np.testing.assert_allclose(slope, (ahead - behind) / (2 * step), rtol=rtol, atol=1e-8)
+
+
+# Embeddings
+
+
+def test_embed_is_uniform_by_default(domain):
+    kernel, _, x, _ = domain
+    embedding = kbr.embed(kernel, x)
+    close(embedding.weights, np.full(N, 1 / N))
+    close(embedding.mass, 1)
+
+
+def test_evaluate(domain, batch):
+    kernel, gram_of, x, y = domain
+    weights = normal(4, *batch, N)
+    embedding = kbr.embed(kernel, x, weights)
+    close(embedding.mass, np.asarray(weights).sum(-1))
+    values = kbr.evaluate(embedding, y)
+    assert values.shape == (*batch, M)
+    close(values, np.asarray(weights) @ gram_of(x, y))
+    single = kbr.evaluate(embedding, jax.tree.map(lambda leaf: leaf[3], y))
+    assert single.shape == batch
+    close(single, values[..., 3])
+    close(kbr.evaluate(embedding, jax.tree.map(lambda leaf: leaf[:1], y)), values[..., :1])
+
+
+def test_evaluate_on_scalar_points():
+    x, z = normal(5, N), normal(6, M)
+    embedding = kbr.embed(KERNEL, x)
+    close(kbr.evaluate(embedding, z), gram(x, z).mean(0))
+    close(kbr.evaluate(embedding, z[0]), gram(x, z).mean(0)[0])
+
+
+def test_expectation(batch):
+    x, weights = VECTORS[2], normal(7, *batch, N)
+    embedding = kbr.embed(KERNEL, x, weights)
+    points, w = np.asarray(x), np.asarray(weights)
+    close(kbr.expectation(embedding, lambda p: p[0] * p[1]), w @ (points[:, 0] * points[:, 1]))
+    outer = kbr.expectation(embedding, lambda p: {"second": p[:, None] * p[None], "above": p[0] > 0})
+    assert outer["second"].shape == (*batch, 2, 2)
+    close(outer["second"], np.einsum("...n,ni,nj->...ij", w, points, points))
+    close(outer["above"], w @ (points[:, 0] > 0))
+
+
+def test_mean(batch):
+    weights = jnp.abs(normal(8, *batch, N))
+    w = np.asarray(weights) / np.asarray(weights).sum(-1, keepdims=True)
+    embedding = kbr.embed(PAIR_KERNEL, TUPLES[2], weights)
+    first, second = kbr.mean(embedding)
+    close(first, w @ np.asarray(TUPLES[2][0]))
+    close(second, w @ np.asarray(TUPLES[2][1], float))
+
+
+def test_inner_and_norm(domain, batch):
+    kernel, gram_of, x, y = domain
+    w, v = normal(9, *batch, N), normal(10, *batch[-1:], M)
+    p, q = kbr.embed(kernel, x, w), kbr.embed(kernel, y, v)
+    expected = ((np.asarray(w) @ gram_of(x, y)) * np.asarray(v)).sum(-1)
+    close(kbr.inner(p, q), expected)
+    close(kbr.inner(q, p), expected)
+    squared = ((np.asarray(w) @ gram_of(x, x)) * np.asarray(w)).sum(-1)
+    close(kbr.squared_norm(p), squared)
+    close(kbr.norm(p), np.sqrt(squared))
+
+
+def test_norm_of_nothing_has_gradient_zero():
+    gradient = jax.grad(lambda w: kbr.norm(kbr.embed(KERNEL, VECTORS[2], w)))(jnp.zeros(N))
+    assert not np.any(gradient)
+
+
+def test_mix(domain):
+    kernel, gram_of, x, y = domain
+    w, v = normal(11, N), normal(12, M)
+    mixture = kbr.mix([kbr.embed(kernel, x, w), kbr.embed(kernel, y, v)], jnp.asarray([0.3, -0.7]))
+    close(kbr.evaluate(mixture, y), 0.3 * np.asarray(w) @ gram_of(x, y) - 0.7 * np.asarray(v) @ gram_of(y, y))
+    close(mixture.weights, np.concatenate([0.3 * np.asarray(w), -0.7 * np.asarray(v)]))
+
+
+def test_shares_of_a_mixture_are_one_vector():
+    embeddings = [kbr.embed(KERNEL, VECTORS[2][:2]), kbr.embed(KERNEL, VECTORS[2][2:4])]
+    with pytest.raises(ValueError, match="shares"):
+        kbr.mix(embeddings, jnp.asarray([[0.5, 0.5], [0.1, 0.9]]))
+
+
+def test_normalise(batch):
+    weights = normal(13, *batch, N) + 0.5
+    embedding, mass = kbr.normalise(kbr.embed(KERNEL, VECTORS[2], weights))
+    close(mass, np.asarray(weights).sum(-1))
+    close(embedding.mass, np.ones(batch))
+    close(embedding.weights * mass[..., None], weights)
+
+
+@pytest.mark.parametrize("weights", [[1.0, -1.0], [1.0, -1.0 - 1e-12], [0.0, 0.0]])
+def test_normalise_is_finite_where_weights_cancel(weights):
+    def loss(w):
+        return kbr.normalise(kbr.embed(KERNEL, VECTORS[2][:2], w))[0].weights
+
+    weights = jnp.asarray(weights)
+    total = jnp.sum(jnp.abs(weights))
+    assert np.isfinite(loss(weights)).all() and np.isfinite(jax.jacobian(loss)(weights)).all()
+    assert float(jnp.max(jnp.abs(loss(weights)))) <= (0.5 / np.sqrt(np.finfo(float).eps) * 1.01 if total else 0)
+
+
+# Distances
+
+
+def test_mmd_is_the_double_sum(domain, batch):
+    kernel, gram_of, x, y = domain
+    w, v = normal(14, *batch, N), normal(15, M)
+    p, q = kbr.embed(kernel, x, w), kbr.embed(kernel, y, v)
+    stacked = np.concatenate([np.asarray(w), np.broadcast_to(-np.asarray(v), (*batch, M))], axis=-1)
+    points = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), x, y)
+    expected = ((stacked @ gram_of(points, points)) * stacked).sum(-1)
+    close(kbr.mmd2(p, q), expected)
+    close(kbr.mmd(p, q), np.sqrt(expected))
+    close(kbr.mmd2(q, p), expected)
+
+
+def test_unbiased_mmd_is_the_u_statistic(domain):
+    kernel, gram_of, x, y = domain
+    within = [sum(k[i, j] for i, j in itertools.permutations(range(len(k)), 2)) for k in (gram_of(x, x), gram_of(y, y))]
+    expected = within[0] / (N * (N - 1)) + within[1] / (M * (M - 1)) - 2 * gram_of(x, y).mean()
+    close(kbr.mmd2(kbr.embed(kernel, x), kbr.embed(kernel, y), unbiased=True), expected)
+
+
+def test_unbiased_mmd_with_weights(batch):
+    x, y = VECTORS[2], VECTORS[3]
+    w, v = jnp.abs(normal(16, *batch, N)), jnp.abs(normal(17, M))
+
+    def off_diagonal(weights, points):
+        weights, k = np.asarray(weights), gram(points, points)
+        mass2, own = weights.sum(-1) ** 2, (weights**2).sum(-1)
+        double = np.einsum("...i,...j,ij->...", weights, weights, k - np.diag(np.diagonal(k)))
+        return double / (mass2 - own) * mass2
+
+    expected = off_diagonal(w, x) + off_diagonal(v, y) - 2 * (np.asarray(w) @ gram(x, y) @ np.asarray(v))
+    close(kbr.mmd2(kbr.embed(KERNEL, x, w), kbr.embed(KERNEL, y, v), unbiased=True), expected)
+
+
+def test_unbiased_mmd_has_mean_zero_for_equal_distributions():
+    x, y = normal(18, 400, N, 1), normal(19, 400, M, 1)
+    sample = jax.jit(
+        jax.vmap(
+            lambda a, b: [kbr.mmd2(kbr.embed(KERNEL, a), kbr.embed(KERNEL, b), unbiased=flag) for flag in (True, False)]
+        )
+    )
+    unbiased, biased = (np.asarray(values) for values in sample(x, y))
+    assert abs(unbiased.mean()) < 3 * unbiased.std() / 20
+    assert biased.min() > 0 and biased.mean() > 10 * biased.std() / 20 and unbiased.min() < 0
+
+
+def test_mmd_gradient_at_distance_zero():
+    def distance(x):
+        return kbr.mmd(kbr.embed(KERNEL, x), kbr.embed(KERNEL, jax.lax.stop_gradient(x)))
+
+    assert not np.any(jax.grad(distance)(VECTORS[2]))
+    mixed = jax.grad(lambda x: kbr.mmd(kbr.embed(KERNEL, x), kbr.embed(KERNEL, VECTORS[2][::-1])))(VECTORS[2])
+    assert np.isfinite(mixed).all()
+
+
+@pytest.mark.parametrize("unbiased", [False, True])
+def test_mmd_gradient(unbiased):
+    q = kbr.embed(KERNEL, VECTORS[3])
+    check_gradient(lambda x: kbr.mmd2(kbr.embed(KERNEL, x), q, unbiased=unbiased), VECTORS[2])
+    check_gradient(lambda x: kbr.mmd(kbr.embed(KERNEL, x), q), VECTORS[2])
+
+
+def test_mmd_uses_one_kernel():
+    x = VECTORS[2]
+    p, q = kbr.embed(kbr.Gaussian(3.0), x), kbr.embed(kbr.Gaussian(0.3), x)
+    close(kbr.mmd2(p, q), 0)
+    close(kbr.witness(p, q, VECTORS[3]), 0)
+
+
+def test_witness(domain):
+    kernel, gram_of, x, y = domain
+    p, q = kbr.embed(kernel, x), kbr.embed(kernel, y)
+    close(kbr.witness(p, q, y), gram_of(x, y).mean(0) - gram_of(y, y).mean(0))
+    expected = kbr.expectation(p, lambda z: kbr.witness(p, q, z)) - kbr.expectation(q, lambda z: kbr.witness(p, q, z))
+    close(expected, kbr.mmd2(p, q))
+
+
+# Joint distributions
+
+X, Y = normal(20, N, 2), normal(21, N)
+GRAM_X, GRAM_Y = gram(X, X), gram(Y, Y, 0.8)
+
+
+def joint(weights=None):
+    return kbr.joint_embed(KERNEL, kbr.Gaussian(0.8), X, Y, weights)
+
+
+def f(point):
+    return jnp.sin(point[0]) + point[1]
+
+
+def g(point):
+    return point**2
+
+
+F, G = np.sin(np.asarray(X)[:, 0]) + np.asarray(X)[:, 1], np.asarray(Y) ** 2
+
+
+def test_joint_expectation_and_marginals(batch):
+    weights = normal(22, *batch, N)
+    pairs_ = joint(weights)
+    close(pairs_.mass, np.asarray(weights).sum(-1))
+    close(kbr.joint_expectation(pairs_, f, g), np.asarray(weights) @ (F * G))
+    for marginal, points in zip(kbr.marginals(pairs_), (X, Y), strict=True):
+        close(marginal.weights, weights)
+        close(marginal.points, points)
+
+
+def test_joint_embedding_with_full_weights(batch):
+    weights = normal(23, *batch, N, M)
+    full = kbr.JointEmbedding(KERNEL, kbr.Gaussian(0.8), X, Y[:M], weights, False)
+    w = np.asarray(weights)
+    close(full.mass, w.sum((-2, -1)))
+    close(kbr.joint_expectation(full, f, g), np.einsum("...ij,i,j->...", w, F, G[:M]))
+    first, second = kbr.marginals(full)
+    close(first.weights, w.sum(-1))
+    close(second.weights, w.sum(-2))
+    with pytest.raises(ValueError, match="pairs"):
+        kbr.cross_covariance(full)
+
+
+def test_covariance_is_that_of_the_sample(batch):
+    operator = kbr.cross_covariance(joint())
+    close(kbr.covariance(operator, f, g), np.cov(F, G, bias=True)[0, 1])
+    weights = jnp.abs(normal(24, *batch, N))
+    weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
+    actual = kbr.covariance(kbr.cross_covariance(joint(weights)), f, g)
+    for index in np.ndindex(*batch):
+        close(actual[index], np.cov(F, G, ddof=0, aweights=np.asarray(weights[index]))[0, 1])
+
+
+def test_covariance_of_indicators():
+    operator = kbr.cross_covariance(joint())
+    above = (np.asarray(Y) > 0).astype(float)
+    close(kbr.covariance(operator, f, lambda y: y > 0), np.cov(F, above, bias=True)[0, 1])
+    close(kbr.joint_expectation(joint(), f, lambda y: y > 0), np.mean(F * above))
+
+
+def test_hilbert_schmidt_norm_is_the_trace(batch):
+    weights = normal(25, *batch, N)
+    w = np.asarray(weights)
+    actual = kbr.hilbert_schmidt2(kbr.cross_covariance(joint(weights)))
+    assert actual.shape == batch
+    for index in np.ndindex(*batch):
+        middle = np.diag(w[index]) - np.outer(w[index], w[index])
+        close(actual[index], np.trace(middle @ GRAM_X @ middle @ GRAM_Y))
+
+
+def test_hilbert_schmidt_norm_is_zero_for_a_constant():
+    constant = kbr.joint_embed(KERNEL, KERNEL, X, jnp.ones((N, 1)))
+    close(kbr.hilbert_schmidt2(kbr.cross_covariance(constant)), 0, atol=1e-15)
+
+
+def test_biased_hsic_is_the_trace():
+    centring = np.eye(N) - 1 / N
+    expected = np.trace(GRAM_X @ centring @ GRAM_Y @ centring) / N**2
+    close(kbr.hsic(KERNEL, kbr.Gaussian(0.8), X, Y), expected)
+    check_gradient(lambda x: kbr.hsic(KERNEL, kbr.Gaussian(0.8), x, Y), X)
+
+
+def test_unbiased_hsic_is_the_u_statistic():
+    # E k(x, x') l(y, y') - 2 E k(x, x') l(y, y'') + E k(x, x') l(y'', y'''), over tuples of distinct indices.
+    k, l = GRAM_X, GRAM_Y  # noqa: E741
+    tuples = itertools.permutations(range(N), 4)
+    expected = np.mean([k[a, b] * (l[a, b] - 2 * l[a, c] + l[c, d]) for a, b, c, d in tuples])
+    close(kbr.hsic(KERNEL, kbr.Gaussian(0.8), X, Y, unbiased=True), expected)
+    check_gradient(lambda x: kbr.hsic(KERNEL, kbr.Gaussian(0.8), x, Y, unbiased=True), X)
+
+
+def test_unbiased_hsic_has_mean_zero_under_independence():
+    x, y = normal(26, 400, 6, 1), normal(27, 400, 6, 1)
+    values = np.asarray(jax.jit(jax.vmap(lambda a, b: kbr.hsic(KERNEL, KERNEL, a, b, unbiased=True)))(x, y))
+    assert abs(values.mean()) < 3 * values.std() / 20
+    dependent = jax.jit(jax.vmap(lambda a, b: kbr.hsic(KERNEL, KERNEL, a, a + 0.1 * b, unbiased=True)))(x, y)
+    assert float(jnp.mean(dependent)) > 10 * values.std() / 20
+
+
+# Pre-images
+
+
+def signed(seed, n=N):
+    weights = np.random.default_rng(seed).normal(size=n)
+    return jnp.asarray(weights / np.abs(weights).sum())
+
+
+def objective(x, weights, y):
+    return 1 - 2 * np.asarray(weights) @ gram(x, y)
+
+
+def test_decoding_objective_is_the_distance_to_the_feature(domain, batch):
+    kernel, gram_of, x, y = domain
+    weights = normal(30, *batch, N)
+    embedding = kbr.embed(kernel, x, weights)
+    actual = kbr.decoding_objective(embedding, y)
+    close(actual, np.diagonal(gram_of(y, y)) - 2 * np.asarray(weights) @ gram_of(x, y))
+    point = jax.tree.map(lambda leaf: leaf[0], y)
+    close(kbr.decoding_objective(embedding, point), actual[..., 0])
+    feature = kbr.embed(kernel, jax.tree.map(lambda leaf: leaf[:1], y))
+    close(kbr.mmd2(embedding, feature), actual[..., 0] + kbr.squared_norm(embedding))
+
+
+def test_decode_is_the_best_candidate(batch):
+    x, y, weights = VECTORS[2], VECTORS[3], normal(31, *batch, N)
+    embedding = kbr.embed(KERNEL, x, weights)
+    close(kbr.decode(embedding, y), np.asarray(y)[np.argmin(objective(x, weights, y), axis=-1)], atol=0)
+    close(kbr.decode(embedding), np.asarray(x)[np.argmin(objective(x, weights, x), axis=-1)], atol=0)
+
+
+def test_decode_tuples():
+    embedding = kbr.embed(PAIR_KERNEL, TUPLES[2])
+    vector, label = kbr.decode(embedding)
+    best = np.argmin(1 - 2 * pair_gram(TUPLES[2], TUPLES[2]).mean(0))
+    close(vector, TUPLES[2][0][best], atol=0)
+    assert int(label) == int(TUPLES[2][1][best])
+
+
+def test_decoding_an_embedded_point_returns_it():
+    point = jnp.asarray([0.4, -0.3])
+    embedding = kbr.embed(KERNEL, point[None])
+    close(kbr.decode_fixed_point(embedding, point + 0.5), point)
+    close(kbr.decode_gradient(embedding, (point + 0.5)[None]), point, atol=1e-4)
+
+
+def test_fixed_point_finds_the_mode():
+    x = 0.3 * VECTORS[2]
+    embedding = kbr.embed(KERNEL, x)
+    point = kbr.decode_fixed_point(embedding)
+    close(jax.grad(lambda y: kbr.evaluate(embedding, y))(point), np.zeros(2), atol=1e-7)
+    close(kbr.decode_gradient(embedding), point, atol=1e-3)
+
+
+def test_fixed_point_with_a_bandwidth_for_each_coordinate():
+    embedding = kbr.embed(kbr.Gaussian(jnp.asarray([0.8, 2.0])), 0.3 * VECTORS[2])
+    point = kbr.decode_fixed_point(embedding)
+    close(jax.grad(lambda y: kbr.evaluate(embedding, y))(point), np.zeros(2), atol=1e-7)
+
+
+def test_fixed_point_never_rises_under_signed_weights():
+    x, starts = VECTORS[2], normal(32, 40, 2)
+    weights = jnp.stack([signed(seed) for seed in range(40)])
+
+    def run(w, start):
+        embedding = kbr.embed(KERNEL, x, w)
+        steps = [kbr.decode_fixed_point(embedding, start, steps=count) for count in (1, 2, 20)]
+        return jnp.stack([start, *steps])
+
+    paths = np.asarray(jax.jit(jax.vmap(run))(weights, starts))
+    assert np.isfinite(paths).all()
+    values = np.stack([objective(x, w, path) for w, path in zip(weights, paths, strict=True)])
+    assert (np.diff(values, axis=1) <= 1e-12).all()
+    assert (values[:, -1] < values[:, 0] - 1e-3).any()
+
+
+def test_fixed_point_under_vmap_is_that_of_each_embedding():
+    x = VECTORS[2]
+    weights = jnp.stack([signed(seed) for seed in (50, 51, 52)])
+    batch = jax.vmap(lambda w: kbr.decode_fixed_point(kbr.embed(KERNEL, x, w), steps=10))(weights)
+    for w, point in zip(weights, batch, strict=True):
+        close(kbr.decode_fixed_point(kbr.embed(KERNEL, x, w), steps=10), point, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("weights", [np.zeros(N), -np.ones(N)])
+def test_fixed_point_stays_where_there_is_no_mass(weights):
+    start = jnp.asarray([0.2, 0.1])
+    close(kbr.decode_fixed_point(kbr.embed(KERNEL, VECTORS[2], weights), start), start, atol=0)
+
+
+def test_fixed_point_gradient():
+    mix = normal(33, 2)
+    weights = jnp.abs(signed(34))
+    start = jnp.asarray([0.1, 0.1])
+
+    def loss(w):
+        return mix @ kbr.decode_fixed_point(kbr.embed(KERNEL, 0.3 * VECTORS[2], w), start, steps=5)
+
+    check_gradient(loss, weights)
+
+
+def test_gradient_descent_is_never_worse_than_its_starts():
+    x = VECTORS[2]
+    for seed, kernel in [(35, KERNEL), (36, kbr.Matern52(1.0)), (37, kbr.Matern12(1.0))]:
+        embedding = kbr.embed(kernel, x, signed(seed))
+        point = kbr.decode_gradient(embedding, steps=60)
+        best = float(jnp.min(kbr.decoding_objective(embedding, x)))
+        assert float(kbr.decoding_objective(embedding, point)) <= best + 1e-12
+
+
+def test_gradient_descent_under_vmap():
+    x = VECTORS[2]
+    weights = jnp.stack([signed(seed) for seed in (38, 39)])
+    starts = VECTORS[3][:2]
+    batch = jax.vmap(lambda w: kbr.decode_gradient(kbr.embed(KERNEL, x, w), starts, steps=20))(weights)
+    assert batch.shape == (2, 2)
+    for w, point in zip(weights, batch, strict=True):
+        close(kbr.decode_gradient(kbr.embed(KERNEL, x, w), starts, steps=20), point, rtol=1e-8, atol=1e-8)
+
+
+# Rotations and permutations
+
+
+def rotation(seed, d=3):
+    q, _ = np.linalg.qr(np.random.default_rng(seed).normal(size=(d, d)))
+    q[:, 0] *= np.linalg.det(q)
+    return q
+
+
+@pytest.mark.parametrize("d", [1, 2, 3, 4])
+def test_projection_is_a_rotation(d):
+    matrices = normal(40, 20, d, d)
+    turns = np.asarray(kbr.project_rotation(matrices))
+    close(np.swapaxes(turns, 1, 2) @ turns, np.broadcast_to(np.eye(d), turns.shape))
+    close(np.linalg.det(turns), np.ones(20))
+    for matrix, turn in zip(np.asarray(matrices), turns, strict=True):
+        close(kbr.project_rotation(jnp.asarray(matrix)), turn)
+        if np.linalg.det(matrix) > 0:  # then the nearest orthogonal matrix is a rotation
+            close(turn, orthogonal_procrustes(np.eye(d), matrix)[0], atol=1e-9)
+        # No rotation nearby or anywhere else is closer.
+        others = [turn @ rotation(seed, d) for seed in range(50)]
+        assert max(np.sum(matrix * other) for other in others) <= np.sum(matrix * turn) + 1e-12
+
+
+def test_projection_in_the_plane_is_the_best_angle():
+    angles = np.linspace(0, 2 * np.pi, 20001)
+    scan = np.stack(
+        [np.stack([np.cos(angles), -np.sin(angles)], -1), np.stack([np.sin(angles), np.cos(angles)], -1)], 1
+    )
+    for matrix in np.asarray(normal(41, 6, 2, 2)):
+        best = scan[np.argmax(np.sum(scan * matrix, axis=(1, 2)))]
+        close(kbr.project_rotation(jnp.asarray(matrix)), best, atol=1e-3)
+
+
+AT = {
+    "generic": np.random.default_rng(42).normal(size=(3, 3)),
+    "negative determinant": np.diag([1.0, 1.0, -1.0])
+    @ (np.eye(3) + 0.2 * np.random.default_rng(43).normal(size=(3, 3)))
+    + np.diag([1.0, 0.5, 0.0]),
+    "rotation": rotation(44),
+    "scaled rotation": 0.3 * rotation(45),
+    "identity": np.eye(3),
+    "rank two": rotation(46) @ np.diag([2.0, 1.0, 0.0]) @ rotation(47),
+}
+
+
+@pytest.mark.parametrize("name", AT)
+def test_gradient_of_the_projection(name):
+    mix = normal(48, 3, 3)
+    check_gradient(lambda matrix: jnp.sum(mix * kbr.project_rotation(matrix)), jnp.asarray(AT[name]))
+
+
+@pytest.mark.parametrize(
+    "matrix",
+    [
+        np.zeros((3, 3)),
+        np.diag([1.0, 1.0, -1.0]),
+        rotation(49) @ np.diag([1.0, 1.0, -1.0]) @ rotation(49).T,
+        rotation(49) @ np.diag([1.0, 0.0, 0.0]) @ rotation(44),
+    ],
+)
+def test_gradient_of_the_projection_stays_bounded_where_it_is_not_unique(matrix):
+    jacobian = np.asarray(jax.jit(jax.jacobian(kbr.project_rotation))(jnp.asarray(matrix)))
+    assert np.isfinite(jacobian).all() and np.abs(jacobian).max() < 10
+
+
+def test_decode_rotation(batch):
+    points = np.stack([rotation(seed) for seed in range(60, 60 + N)])
+    weights = jnp.abs(normal(62, *batch, N))
+    turns = kbr.decode_rotation(kbr.embed(kbr.Trace(), jnp.asarray(points), weights))
+    assert turns.shape == (*batch, 3, 3)
+    sums = np.einsum("...n,nij->...ij", np.asarray(weights), points)
+    close(turns, kbr.project_rotation(jnp.asarray(sums)))
+    candidates = np.stack([rotation(seed) for seed in range(200)])
+    scores = np.einsum("...ij,cij->...c", sums, candidates)
+    assert (scores.max(-1) <= np.sum(sums * np.asarray(turns), axis=(-2, -1)) + 1e-12).all()
+
+
+def test_decode_rotation_of_one_point_is_that_point():
+    points = jnp.asarray(rotation(63)[None])
+    close(kbr.decode_rotation(kbr.embed(kbr.ChordalGaussian(0.5), points)), points[0])
+
+
+@pytest.mark.parametrize("d", [1, 2, 4, 6])
+def test_decode_permutation_is_the_best_assignment(d):
+    rng = np.random.default_rng(64)
+    decode = jax.jit(lambda p, w: kbr.decode_permutation(kbr.embed(kbr.Trace(), p, w)))
+    for _ in range(5):
+        points = np.stack([np.eye(d)[rng.permutation(d)] for _ in range(N)])
+        weights = rng.normal(size=N)
+        average = np.einsum("n,nij->ij", weights, points)
+        actual = np.asarray(decode(jnp.asarray(points), jnp.asarray(weights)))
+        assert set(np.unique(actual)) <= {0.0, 1.0}
+        close(actual.sum(0), np.ones(d))
+        close(actual.sum(1), np.ones(d))
+        rows, columns = linear_sum_assignment(-average)
+        close(np.sum(average * actual), average[rows, columns].sum())
+        if d <= 4:
+            best = max(sum(average[i, p[i]] for i in range(d)) for p in itertools.permutations(range(d)))
+            close(np.sum(average * actual), best)

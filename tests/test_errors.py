@@ -1,0 +1,321 @@
+"""Bad input meets a ValueError that names the argument, says what came and what was expected."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import kbr_jax as kbr
+
+RNG = np.random.default_rng(0)
+X = jnp.asarray(RNG.normal(size=(6, 2)))
+Y = jnp.asarray(RNG.normal(size=(6, 3)))
+LABELS = jnp.arange(6)
+NAN = X.at[2, 1].set(jnp.nan)
+EMPTY = jnp.zeros((0, 2))
+G = kbr.Gaussian(1.0)
+RIDGE = {"regularizer": 0.1}
+BAYES = {"regularizer": 0.1, "posterior_regularizer": 0.1}
+MODEL = kbr.fit_conditional(G, G, X, Y, **RIDGE)
+PRIOR = kbr.embed(G, X)
+BATCH = kbr.embed(G, X, jnp.ones((2, 6)) / 6)
+FILTER = kbr.KernelBayesFilter.fit(G, G, X, Y, **BAYES)
+SIMPLE = kbr.ApproximateFilter.fit(G, G, X, Y, **RIDGE)
+PAIRS = kbr.TensorProduct((G, kbr.Delta()))
+
+
+def fit(x=X, y=Y, kernel_x=G, kernel_y=G, **options):
+    return kbr.fit_conditional(kernel_x, kernel_y, x, y, **{**RIDGE, **options})
+
+
+def fit_filter(states=X, observations=Y, kernel_states=G, kernel_observations=G, **options):
+    return kbr.KernelBayesFilter.fit(kernel_states, kernel_observations, states, observations, **{**BAYES, **options})
+
+
+def fit_simple(states=X, observations=Y, kernel_states=G, kernel_observations=G, **options):
+    return kbr.ApproximateFilter.fit(kernel_states, kernel_observations, states, observations, **{**RIDGE, **options})
+
+
+#: What is called, and what its message must say, in order: the argument, what came, what was expected.
+CASES = {
+    # Kernels.
+    "bandwidth zero": (lambda: kbr.Gaussian(0.0), "`bandwidth` must be positive, got 0"),
+    "bandwidth negative": (lambda: kbr.Laplace(-1.0), "`bandwidth` must be positive, got -1"),
+    "bandwidth nan": (lambda: kbr.Matern32(float("nan")), "`bandwidth` must be positive, got nan"),
+    "bandwidth of a vector": (lambda: kbr.Gaussian(jnp.asarray([1.0, 0.0])), r"`bandwidth` must be positive, got \[1"),
+    "alpha": (lambda: kbr.RationalQuadratic(1.0, 0.0), "`alpha` must be positive, got 0"),
+    "factor": (lambda: -2.0 * G, "`factor` must be positive, got -2"),
+    "offset": (lambda: kbr.Polynomial(2, 1.0, 0.0), "`offset` must be positive, got 0"),
+    "degree": (lambda: kbr.Polynomial(0), "`degree` must be an integer >= 1, got 0"),
+    "degree type": (lambda: kbr.Polynomial(1.5), "`degree` must be an integer >= 1, got 1.5"),
+    "kernels": (lambda: kbr.TensorProduct(()), r"`kernels` must be a non-empty tuple.*got \(\)"),
+    "kernel": (lambda: kbr.gram("gauss", X), "kernel must be .* callable .* got 'gauss'"),
+    "matrix": (lambda: kbr.Precomputed(jnp.ones((2, 3))), r"`matrix` must be a square .* got shape \(2, 3\)"),
+    # Gram matrices.
+    "gram of a scalar": (lambda: kbr.gram(G, jnp.asarray(1.0)), "`x` is a scalar; .* leading axis"),
+    "gram of nothing": (lambda: kbr.gram(G, ()), "`x` holds no arrays; pass an array"),
+    "gram of empty": (lambda: kbr.gram(G, EMPTY), "`x` is an empty sample; at least one"),
+    "gram of empty y": (lambda: kbr.gram(G, X, EMPTY), "`y` is an empty sample; at least one"),
+    "gram of other features": (lambda: kbr.gram(G, X, Y), r"`y` has shape \[\(3,\)\], one of `x` \[\(2,\)\]"),
+    "gram of another rank": (lambda: kbr.gram(G, X, X[0]), r"`y` has shape \[\(\)\], one of `x` \[\(2,\)\]"),
+    "gram of labels": (lambda: kbr.gram(G, LABELS), "Gaussian .* real coordinates, but `x` has dtype int.*astype"),
+    "gram of floats": (lambda: kbr.gram(kbr.Delta(), X), "Delta .* integer .* but `x` has dtype float"),
+    "bandwidth of other size": (
+        lambda: kbr.gram(kbr.Gaussian(jnp.ones(2)), Y),
+        r"bandwidths of shape \(2,\), but a point of `x` has shape \(3,\)",
+    ),
+    "histogram of labels": (
+        lambda: kbr.gram(kbr.HistogramIntersection(), LABELS),
+        "HistogramIntersection .* `x` has dtype int",
+    ),
+    "trace of vectors": (lambda: kbr.gram(kbr.Trace(), X), r"Trace takes matrices, `x` .* got \(6, 2\)"),
+    "precomputed of pairs": (
+        lambda: kbr.gram(kbr.Precomputed(jnp.eye(6)), jnp.zeros((6, 2), int)),
+        r"Precomputed takes indices, integers `x` of shape \[n\]; got int32\[6, 2\]",
+    ),
+    "pairs of uneven parts": (lambda: kbr.gram(PAIRS, (X, LABELS[:5])), r"`x` have different numbers .* \[5, 6\]"),
+    "one array for a pair": (lambda: kbr.gram(PAIRS, X), "TensorProduct of 2 kernels .* `x` is not such a tuple"),
+    "three parts for a pair": (
+        lambda: kbr.gram(PAIRS, (X, LABELS, X)),
+        "TensorProduct of 2 kernels .* `x` is not such a tuple",
+    ),
+    "swapped parts": (lambda: kbr.gram(PAIRS, (LABELS, X)), r"Gaussian .* `x\[0\]` has dtype int"),
+    "a pair for one kernel": (lambda: kbr.gram(G, (X, X)), "Gaussian .* single arrays, .* `x` is a tuple of 2 parts"),
+    "diagonal": (lambda: kbr.diagonal(G, EMPTY), "`x` is an empty sample"),
+    "median of one": (lambda: kbr.median_heuristic(X[:1]), "at least 2 points, got 1"),
+    "median of labels": (lambda: kbr.median_heuristic(LABELS), "`x` has dtype int"),
+    "median without a key": (lambda: kbr.median_heuristic(X, max_points=3), "`x` has 6 > max_points = 3 .* `key`"),
+    "median of nan": (lambda: kbr.median_heuristic(NAN), "`x` contains NaN or infinity; remove or impute"),
+    # Landmarks.
+    "rank zero": (lambda: kbr.greedy_landmarks(G, X, rank=0), "`rank` must be an integer >= 1, got 0"),
+    "rank real": (lambda: kbr.incomplete_cholesky(G, X, rank=2.5), "`rank` must be an integer >= 1, got 2.5"),
+    "rank too large": (
+        lambda: kbr.uniform_landmarks(X, rank=7, key=jax.random.key(0)),
+        "`rank` must be an integer between 1 and 6 \\(the points of `x`\\), got 7",
+    ),
+    "random rank": (
+        lambda: kbr.random_landmarks(G, X, rank=-1, key=jax.random.key(0)),
+        "`rank` must be an integer >= 1, got -1",
+    ),
+    "landmarks of nan": (lambda: kbr.given_landmarks(NAN), "`points` contains NaN"),
+    "landmarks of another kind": (
+        lambda: fit(landmarks_x=kbr.given_landmarks(Y)),
+        r"`landmarks` has shape \[\(3,\)\], one of `points` \[\(2,\)\]",
+    ),
+    "landmarks of another type": (lambda: fit(landmarks_x="5"), "Landmarks must be None .* rank.* got str"),
+    "landmark rank zero": (lambda: fit(landmarks_y=0), "`rank` must be an integer >= 1, got 0"),
+    # Embeddings.
+    "embed nan": (lambda: kbr.embed(G, NAN), "`points` contains NaN"),
+    "embed empty": (lambda: kbr.embed(G, EMPTY), "`points` is an empty sample"),
+    "embed labels": (lambda: kbr.embed(G, LABELS), "`points` has dtype int"),
+    "weights length": (lambda: kbr.embed(G, X, jnp.ones(5)), r"`weights` has shape \(5,\); .* 6 points"),
+    "weights scalar": (lambda: kbr.embed(G, X, jnp.asarray(1.0)), r"`weights` has shape \(\); .* 6 points"),
+    "weights integers": (
+        lambda: kbr.embed(G, X, jnp.ones(6, int)),
+        "`weights` must be floating-point, not int",
+    ),
+    "evaluate": (lambda: kbr.evaluate(PRIOR, Y), r"`points` has shape \[\(3,\)\], one of `embedding.points` \[\(2,\)"),
+    "inner": (lambda: kbr.inner(PRIOR, kbr.embed(G, Y)), r"`q.points` has shape \[\(3,\)\], one of `p.points`"),
+    "mmd": (lambda: kbr.mmd(PRIOR, kbr.embed(G, Y)), r"`q.points` has shape \[\(3,\)\]"),
+    "unbiased mmd": (lambda: kbr.mmd2(PRIOR, kbr.embed(G, X[:1]), unbiased=True), "at least 2 points"),
+    "mix nothing": (lambda: kbr.mix([], jnp.ones(0)), "`embeddings` is empty"),
+    "mix shares": (lambda: kbr.mix([PRIOR], jnp.ones(2)), r"`shares` has shape \(2,\); .* 1 points"),
+    "mix batches": (lambda: kbr.mix([PRIOR, BATCH], jnp.ones(2)), r"embeddings\[1\] is a batch of shape \(2, 6\)"),
+    "joint sizes": (lambda: kbr.joint_embed(G, G, X, Y[:5]), "`x` has 6 points and `y` 5"),
+    "hsic sizes": (lambda: kbr.hsic(G, G, X, Y[:5]), "`x` has 6 points and `y` 5"),
+    "unbiased hsic": (lambda: kbr.hsic(G, G, X[:3], Y[:3], unbiased=True), "at least 4 pairs, got 3"),
+    "covariance of a full joint": (
+        lambda: kbr.cross_covariance(kbr.chain_rule(MODEL, PRIOR, form="a")),
+        "`cross_covariance` needs a joint embedding of pairs",
+    ),
+    "decode candidates": (lambda: kbr.decode(PRIOR, Y), r"`candidates` has shape \[\(3,\)\]"),
+    "fixed point kernel": (
+        lambda: kbr.decode_fixed_point(kbr.embed(kbr.Linear(), X)),
+        "Gaussian kernels, not Linear; use `decode_gradient`",
+    ),
+    "fixed point batch": (lambda: kbr.decode_fixed_point(BATCH), r"`embedding` is a batch of shape \(2, 6\)"),
+    "gradient batch": (lambda: kbr.decode_gradient(BATCH), r"`embedding` is a batch of shape \(2, 6\)"),
+    "gradient starts": (lambda: kbr.decode_gradient(PRIOR, Y), r"`starts` has shape \[\(3,\)\]"),
+    # Rules.
+    "fit unpaired": (lambda: fit(y=Y[:4]), "`x` has 6 points and `y` 4; pairs need"),
+    "fit empty": (lambda: fit(EMPTY, EMPTY), "`x` is an empty sample"),
+    "fit nan x": (lambda: fit(NAN), "`x` contains NaN or infinity"),
+    "fit nan y": (lambda: fit(y=Y.at[0, 0].set(jnp.inf)), "`y` contains NaN or infinity"),
+    "fit labels": (lambda: fit(y=LABELS), "`y` has dtype int"),
+    "fit floats": (lambda: fit(kernel_x=kbr.Delta()), "`x` has dtype float"),
+    "regularizer zero": (lambda: fit(regularizer=0.0), "`regularizer` must be positive, got 0"),
+    "regularizer negative": (lambda: fit(regularizer=-1), "`regularizer` must be positive, got -1"),
+    "regularizer array": (lambda: fit(regularizer=jnp.ones(2)), r"`regularizer` must be one number, got shape \(2,\)"),
+    "condition features": (lambda: kbr.condition(MODEL, Y), r"`x` has shape \[\(3,\)\], one of `training x` \[\(2,\)"),
+    "condition rank": (lambda: kbr.condition(MODEL, jnp.ones((1, 1, 2))), r"`x` has shape \[\(1, 2\)\]"),
+    "condition dtype": (lambda: kbr.condition(MODEL, jnp.ones((3, 2), int)), "`x` has dtype int"),
+    "condition structure": (lambda: kbr.condition(MODEL, (X, X)), "`x` has the structure .* and `training x`"),
+    "centred form": (
+        lambda: kbr.condition_centred(MODEL, X, form="b"),
+        "`form` must be 'affine' or 'printed', got 'b'",
+    ),
+    "cross covariance": (
+        lambda: kbr.conditional_cross_covariance(MODEL, X),
+        r"needs a model of pairs \(y, z\).*TensorProduct",
+    ),
+    "sum form": (lambda: kbr.sum_rule(MODEL, PRIOR, form="c"), "`form` must be one of 'a', 'b', got 'c'"),
+    "sum prior": (lambda: kbr.sum_rule(MODEL, kbr.embed(G, Y)), r"`prior.points` has shape \[\(3,\)\]"),
+    "sum prior labels": (
+        lambda: kbr.sum_rule(MODEL, kbr.embed(kbr.Delta(), jnp.zeros((4, 2), int))),
+        "`prior.points` has dtype int",
+    ),
+    "chain form": (lambda: kbr.chain_rule(MODEL, PRIOR, form=1), "`form` must be one of 'a', 'b', got 1"),
+    "chain prior": (lambda: kbr.chain_rule(MODEL, kbr.embed(G, Y), form="a"), r"`prior.points` has shape"),
+    "bayes form": (lambda: kbr.bayes_rule(MODEL, PRIOR, Y[0], form="c", **RIDGE), "`form` must be one of .* got 'c'"),
+    "bayes prior": (lambda: kbr.bayes_rule(MODEL, kbr.embed(G, Y), Y[0], **RIDGE), "`prior.points` has shape"),
+    "bayes batch": (lambda: kbr.bayes_rule(MODEL, BATCH, Y[0], **RIDGE), r"`prior` is a batch of shape \(2, 6\).*vmap"),
+    "bayes y": (lambda: kbr.bayes_rule(MODEL, PRIOR, X, **RIDGE), r"`y` has shape \[\(2,\)\], one of `training y`"),
+    "bayes regularizer": (
+        lambda: kbr.bayes_rule(MODEL, PRIOR, Y[0], regularizer=0.0),
+        "`regularizer` must be positive, got 0",
+    ),
+    "bayes truncation": (
+        lambda: kbr.bayes_rule(MODEL, PRIOR, Y[0], truncation=0.1, **RIDGE),
+        "`truncation` .* set `clip=True`",
+    ),
+    "bayes truncation range": (
+        lambda: kbr.bayes_rule(MODEL, PRIOR, Y[0], truncation=1.0, clip=True, **RIDGE),
+        r"`truncation` must be one number in \[0, 1\), got 1.0",
+    ),
+    # The kernel Bayes filter.
+    "filter lengths": (lambda: fit_filter(observations=Y[:4]), "`states` has 6 points and `observations` 4; .* T or T"),
+    "filter more observations": (lambda: fit_filter(X[:5]), "`states` has 5 points and `observations` 6; .* T or T"),
+    "filter one state": (lambda: fit_filter(X[:1], Y[:1]), "`states` has 1 points .* at least two states"),
+    "filter empty": (lambda: fit_filter(EMPTY), "`states` is an empty sample"),
+    "filter nan": (lambda: fit_filter(NAN), "`states` contains NaN"),
+    "filter nan observations": (
+        lambda: fit_filter(observations=Y.at[1, 1].set(jnp.nan)),
+        "`observations` contains NaN .* use a mask",
+    ),
+    "filter labels": (lambda: fit_filter(LABELS), "`states` has dtype int"),
+    "filter floats": (lambda: fit_filter(kernel_observations=kbr.Delta()), "`observations` has dtype float"),
+    "successors length": (lambda: fit_filter(successors=X[:5]), "`successors` has 5 points and `states` 6"),
+    "successors observations": (
+        lambda: fit_filter(observations=Y[:5], successors=X),
+        "`observations` has 5 points and `states` 6",
+    ),
+    "successors kind": (lambda: fit_filter(successors=Y), r"`successors` has shape \[\(3,\)\], one of `states`"),
+    "successors nan": (lambda: fit_filter(successors=NAN), "`successors` contains NaN"),
+    "filter regularizer": (lambda: fit_filter(regularizer=0), "`regularizer` must be positive, got 0"),
+    "filter delta": (
+        lambda: fit_filter(posterior_regularizer=-0.1),
+        "`posterior_regularizer` must be positive, got -0.1",
+    ),
+    "filter ridge": (
+        lambda: fit_filter(observation_regularizer=0),
+        "`observation_regularizer` must be positive, got 0",
+    ),
+    "filter form": (lambda: fit_filter(form="c"), "`form` must be 'a', 'b' or 'importance', got 'c'"),
+    "filter transition": (lambda: fit_filter(transition="x"), "`transition` must be 'shift' or 'two-inverse', got 'x'"),
+    "form a shift": (lambda: fit_filter(form="a", transition="shift"), r"Form \(a\) .* use 'two-inverse'"),
+    "truncation without clip": (
+        lambda: fit_filter(clip=False),
+        "`truncation` = 0.02.* set `clip=True`, or `truncation=0`",
+    ),
+    "truncation range": (lambda: fit_filter(truncation=1.5), r"`truncation` must be one number in \[0, 1\), got 1.5"),
+    "truncation negative": (lambda: fit_filter(truncation=-0.1), r"`truncation` must be one number in \[0, 1\)"),
+    "restart share": (
+        lambda: kbr.Recovery(restart_below=1.0),
+        r"`restart_below` must be one number in \[0, 1\), got 1",
+    ),
+    # The filter of 2009.
+    "2009 lengths": (lambda: fit_simple(observations=Y[:4]), "`states` has 6 points and `observations` 4"),
+    "2009 one pair": (lambda: fit_simple(X[:2], Y[:1]), "`observations` must have at least 2 points"),
+    "2009 form": (lambda: fit_simple(form="b"), "`form` must be 'affine' or 'printed', got 'b'"),
+    "2009 landmarks": (lambda: fit_simple(landmarks_states=3), "landmarks for both states and observations"),
+    "2009 regularizer": (lambda: fit_simple(regularizer=0.0), "`regularizer` must be positive, got 0"),
+    "2009 successors": (lambda: fit_simple(successors=X[:5]), "`successors` has 5 points and `states` 6"),
+    "2009 nan": (lambda: fit_simple(NAN), "`states` contains NaN"),
+    "2009 labels": (lambda: fit_simple(LABELS), "`states` has dtype int"),
+}
+
+#: The same for both filters.
+FILTERED = {
+    "features": (
+        lambda f: kbr.filter(f, X),
+        r"`observations` has shape \[\(2,\)\], one of `training observations` \[\(3",
+    ),
+    "rank": (lambda f: kbr.filter(f, Y[0]), r"`observations` has shape \[\(\)\]"),
+    "empty": (lambda f: kbr.filter(f, jnp.zeros((0, 3))), "`observations` is an empty sample"),
+    "dtype": (lambda f: kbr.filter(f, jnp.ones((4, 3), int)), "`observations` has dtype int"),
+    "structure": (lambda f: kbr.filter(f, (Y, Y)), "`observations` has the structure .* `training observations`"),
+    "mask length": (
+        lambda f: kbr.filter(f, Y, observed=jnp.ones(5, bool)),
+        r"`observed` must be .* \(6,\), got bool\[5\]",
+    ),
+    "mask dtype": (lambda f: kbr.filter(f, Y, observed=jnp.ones(6)), r"`observed` must be a boolean mask .* got float"),
+    "advance mask": (
+        lambda f: kbr.advance(f, f.init(), Y, observed=jnp.ones((6, 1), bool)),
+        r"`observed` must be .* \(6,\), got bool\[6, 1\]",
+    ),
+    "prior": (lambda f: kbr.filter(f, Y, prior=kbr.embed(G, Y)), r"`prior.points` has shape \[\(3,\)\], one of"),
+    "prior batch": (lambda f: f.init(BATCH), r"`prior` is a batch of shape \(2, 6\); use `jax.vmap`"),
+    "step batch": (lambda f: f.step(f.init(), Y), "`observation` must be one point; use `kbr_jax.filter`"),
+    "step features": (lambda f: f.step(f.init(), X[0]), r"`observation` has shape"),
+    "step dtype": (lambda f: f.step(f.init(), jnp.ones(3, int)), "`observation` has dtype int"),
+    "step structure": (lambda f: f.step(f.init(), (Y[0], Y[0])), "`observation` has the structure"),
+    "first observation": (lambda f: f.init_from_observation(X[0]), r"`observation`"),
+    "first observations": (lambda f: f.init_from_observation(Y), "`observation` must be one point"),
+    "no steps": (lambda f: f.predict(jnp.ones(5) / 5, 0), "`steps` must be an integer >= 1, got 0"),
+    "half a step": (lambda f: f.predict(jnp.ones(5) / 5, 1.5), "`steps` must be an integer >= 1, got 1.5"),
+}
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_bad_input(name):
+    call, message = CASES[name]
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+@pytest.mark.parametrize("filt", [FILTER, SIMPLE], ids=["kernel Bayes", "2009"])
+@pytest.mark.parametrize("name", list(FILTERED))
+def test_bad_input_of_a_filter(name, filt):
+    call, message = FILTERED[name]
+    with pytest.raises(ValueError, match=message):
+        call(filt)
+
+
+@pytest.mark.parametrize(
+    "call, name",
+    [
+        (lambda: kbr.random_landmarks(G, X, rank=2), "key"),
+        (lambda: kbr.uniform_landmarks(X, rank=2), "key"),
+        (lambda: kbr.fit_conditional(G, G, X, Y), "regularizer"),
+        (lambda: kbr.bayes_rule(MODEL, PRIOR, Y[0]), "regularizer"),
+        (lambda: kbr.KernelBayesFilter.fit(G, G, X, Y, regularizer=0.1), "posterior_regularizer"),
+    ],
+)
+def test_what_has_no_default_is_asked_for(call, name):
+    with pytest.raises(TypeError, match=name):
+        call()
+
+
+@pytest.mark.parametrize(
+    "call, name",
+    [
+        (lambda x: kbr.fit_conditional(G, G, x, Y, **RIDGE).factor, "x"),
+        (lambda x: kbr.fit_conditional(G, G, Y, x, **RIDGE).features_y.codes, "y"),
+        (lambda x: kbr.embed(G, x).points, "points"),
+        (lambda x: kbr.KernelBayesFilter.fit(G, G, x, Y, **BAYES).states.codes, "states"),
+        (lambda x: kbr.ApproximateFilter.fit(G, G, Y, x, **RIDGE).observations.codes, "observations"),
+    ],
+)
+def test_traced_nan_raises_when_the_program_runs(call, name):
+    jitted = eqx.filter_jit(call)
+    for leaf in jax.tree.leaves(jitted(X)):
+        assert np.all(np.isfinite(leaf))
+    with pytest.raises(eqx.EquinoxRuntimeError, match=f"`{name}` contains NaN or infinity"):
+        jax.block_until_ready(jitted(NAN))
+
+
+def test_traced_parameters_are_not_looked_at():
+    """Positivity inside jit is the caller's: nothing is raised, and nothing is read that cannot be."""
+    weights = jax.jit(lambda h, r: kbr.condition(fit(kernel_x=kbr.Gaussian(h), regularizer=r), X[0]).weights)
+    assert np.all(np.isfinite(weights(1.0, 0.1)))

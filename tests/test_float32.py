@@ -1,0 +1,313 @@
+"""Single precision: every public computation once, its dtype, and its distance from NumPy in double precision."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import kbr_jax as kbr
+from kbr_jax._numerics import resolvent
+
+N, M = 30, 8
+RNG = np.random.default_rng(0)
+X64 = RNG.normal(size=(N, 2))
+Y64 = 0.7 * X64 + 0.5 * RNG.normal(size=(N, 2))
+U64 = 0.8 * RNG.normal(size=(M, 2))
+X, Y, U = (jnp.asarray(a, jnp.float32) for a in (X64, Y64, U64))
+LABELS = jnp.asarray(RNG.integers(3, size=N))
+H, EPSILON, DELTA = 0.8, 0.01, 1e-3
+KERNEL = kbr.Gaussian(H)
+ALPHA64 = RNG.dirichlet(np.ones(M))
+PRIOR = kbr.embed(KERNEL, U, jnp.asarray(ALPHA64, jnp.float32))
+MODEL = kbr.fit_conditional(KERNEL, KERNEL, X, Y, regularizer=EPSILON)
+LOW_RANK = kbr.fit_conditional(KERNEL, KERNEL, X, Y, regularizer=EPSILON, landmarks_x=25, landmarks_y=25)
+MATRICES = jnp.asarray(np.linalg.qr(RNG.normal(size=(N, 3, 3)))[0], jnp.float32)
+HISTOGRAMS = jnp.abs(X)
+
+
+def single(value):
+    """All leaves are finite, and the real ones single."""
+    for leaf in jax.tree.leaves(value):
+        assert not jnp.issubdtype(leaf.dtype, jnp.floating) or leaf.dtype == jnp.float32, leaf.dtype
+        assert np.all(np.isfinite(leaf))
+    return value
+
+
+def close(actual, expected, tol):
+    np.testing.assert_allclose(np.asarray(single(actual), np.float64), expected, rtol=tol, atol=tol)
+
+
+def gaussian(a, b, h=H):
+    return np.exp(-((a[:, None] - b[None]) ** 2).sum(-1) / (2 * h**2))
+
+
+GRAM_X, GRAM_Y = gaussian(X64, X64), gaussian(Y64, Y64)
+RIDGE = GRAM_X + N * EPSILON * np.eye(N)
+CENTRING = np.eye(N) - 1 / N
+W64 = np.linalg.solve(RIDGE, gaussian(X64, U64) @ ALPHA64)
+
+
+def numpy_centred(form):
+    column = gaussian(X64, X64[:3])
+    if form == "printed":
+        return np.linalg.solve(CENTRING @ GRAM_X + N * EPSILON * np.eye(N), CENTRING @ column).T
+    matrix = CENTRING @ GRAM_X @ CENTRING + N * EPSILON * np.eye(N)
+    return 1 / N + np.linalg.solve(matrix, CENTRING @ (column - GRAM_X.mean(1)[:, None])).T
+
+
+def numpy_bayes(form):
+    w, column = W64, gaussian(Y64, Y64[:3])
+    if form == "importance":
+        d = np.diag(np.maximum(w, 0))
+        return np.linalg.solve(d @ GRAM_Y + DELTA * np.eye(N), d @ column).T
+    d = np.diag(w)
+    solved = np.linalg.solve(d @ GRAM_Y @ d @ GRAM_Y + DELTA * np.eye(N), d @ column)
+    if form == "b":
+        return (d @ GRAM_Y @ solved).T
+    operator = np.linalg.solve(RIDGE, gaussian(X64, U64)) * ALPHA64
+    return (operator.T @ GRAM_Y @ solved).T
+
+
+@pytest.mark.parametrize(
+    "kernel, x",
+    [
+        (kbr.Gaussian(1.0), X),
+        (kbr.Laplace(1.0), X),
+        (kbr.Matern12(1.0), X),
+        (kbr.Matern32(1.0), X),
+        (kbr.Matern52(1.0), X),
+        (kbr.RationalQuadratic(1.0), X),
+        (kbr.Linear(), X),
+        (kbr.Polynomial(2), X),
+        (kbr.HistogramIntersection(), HISTOGRAMS),
+        (kbr.RBFChiSquared(), HISTOGRAMS),
+        (kbr.Trace(), MATRICES),
+        (kbr.ChordalGaussian(1.0), MATRICES),
+        (kbr.Delta(), LABELS),
+        (kbr.Precomputed(jnp.eye(3)), LABELS),
+        (kbr.TensorProduct((kbr.Gaussian(1.0), kbr.Delta())), (X, LABELS)),
+        (kbr.DirectSum((kbr.Gaussian(1.0), kbr.Linear())), (X, Y)),
+        (2.0 * kbr.Gaussian(1.0) + kbr.Linear() * kbr.Linear(), X),
+        (lambda a, b: jnp.exp(-jnp.sum((a - b) ** 2)), X),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_kernels(kernel, x):
+    matrix = single(kbr.gram(kernel, x))
+    np.testing.assert_allclose(matrix, matrix.T, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(single(kbr.diagonal(kernel, x)), np.diagonal(matrix), rtol=1e-4, atol=1e-5)
+    assert np.linalg.eigvalsh(np.asarray(matrix, np.float64)).min() > -1e-4
+
+
+@pytest.mark.parametrize("dimensions", [2, 40])
+@pytest.mark.parametrize("offset", [0.0, 100.0])
+def test_gram_far_from_the_origin(dimensions, offset):
+    x = np.asarray(RNG.normal(size=(N, dimensions)) + offset, np.float32)
+    h = float(np.sqrt(dimensions))
+    expected = gaussian(np.asarray(x, np.float64), np.asarray(x, np.float64), h)
+    # The points are divided by the bandwidth before they are subtracted: eps * offset / h remains.
+    close(kbr.gram(kbr.Gaussian(h), jnp.asarray(x)), expected, 3e-6 if offset == 0 else 2e-5)
+    distances = np.sqrt(((x[:, None].astype(np.float64) - x[None]) ** 2).sum(-1))[np.triu_indices(N, 1)]
+    close(kbr.median_heuristic(jnp.asarray(x)), np.median(distances), 1e-5)
+
+
+def test_embeddings():
+    q = kbr.embed(KERNEL, X)
+    cross = gaussian(U64, X64)
+    close(kbr.evaluate(PRIOR, X), ALPHA64 @ cross, 1e-5)
+    close(kbr.inner(PRIOR, q), ALPHA64 @ cross.mean(1), 1e-5)
+    distance = ALPHA64 @ gaussian(U64, U64) @ ALPHA64 + GRAM_X.mean() - 2 * ALPHA64 @ cross.mean(1)
+    close(kbr.mmd2(PRIOR, q), distance, 1e-5)
+    close(kbr.mmd(PRIOR, q), np.sqrt(distance), 1e-4)
+    close(kbr.witness(PRIOR, q, X), ALPHA64 @ cross - GRAM_X.mean(0), 1e-5)
+    close(kbr.norm(q), np.sqrt(GRAM_X.mean()), 1e-5)
+    close(kbr.squared_norm(q), GRAM_X.mean(), 1e-5)
+    close(kbr.mean(PRIOR), ALPHA64 @ U64, 1e-5)
+    close(kbr.expectation(PRIOR, lambda x: x[0] ** 2), ALPHA64 @ U64[:, 0] ** 2, 1e-5)
+    close(kbr.mix([PRIOR, q], jnp.asarray([0.3, 0.7])).mass, 1.0, 1e-5)
+    embedding, mass = kbr.normalise(kbr.Embedding(KERNEL, U, 3 * PRIOR.weights))
+    close(embedding.weights, ALPHA64, 1e-6)
+    close(mass, 3.0, 1e-6)
+    single(kbr.mmd2(PRIOR, q, unbiased=True))
+
+
+def test_joint_embeddings():
+    joint = kbr.joint_embed(KERNEL, KERNEL, X, Y)
+    hs2 = np.trace(CENTRING @ GRAM_X @ CENTRING @ GRAM_Y) / N**2
+    close(kbr.hsic(KERNEL, KERNEL, X, Y), hs2, 1e-5)
+    close(kbr.hilbert_schmidt2(kbr.cross_covariance(joint)), hs2, 1e-5)
+    single(kbr.hsic(KERNEL, KERNEL, X, Y, unbiased=True))
+    expected = np.mean(X64[:, 0] * Y64[:, 0])
+    close(kbr.joint_expectation(joint, lambda x: x[0], lambda y: y[0]), expected, 1e-5)
+    covariance = expected - X64[:, 0].mean() * Y64[:, 0].mean()
+    close(kbr.covariance(kbr.cross_covariance(joint), lambda x: x[0], lambda y: y[0]), covariance, 1e-5)
+    single([e.weights for e in kbr.marginals(joint)])
+
+
+def test_decoding():
+    embedding = kbr.embed(KERNEL, X[:5] / 4)
+    best = single(kbr.decode(embedding))
+    for decoded in (
+        kbr.decode_fixed_point(embedding),
+        kbr.decode_gradient(embedding),
+        kbr.decode(embedding, jnp.concatenate([X, best[None]])),
+    ):
+        difference = kbr.decoding_objective(embedding, single(decoded)) - kbr.decoding_objective(embedding, best)
+        assert float(difference) <= 1e-5
+    rotations = MATRICES * jnp.linalg.det(MATRICES)[:, None, None]
+    turned = single(kbr.decode_rotation(kbr.embed(kbr.Trace(), rotations)))
+    np.testing.assert_allclose(turned @ turned.T, np.eye(3), atol=1e-5)
+    close(kbr.project_rotation(rotations), np.asarray(rotations), 1e-5)
+    permutations = jnp.stack([jnp.eye(3), jnp.eye(3)[jnp.asarray([1, 0, 2])], jnp.eye(3)])
+    close(kbr.decode_permutation(kbr.embed(kbr.Trace(), permutations)), np.eye(3), 0)
+
+
+def test_landmarks():
+    decomposition = single(kbr.incomplete_cholesky(KERNEL, X, rank=20))
+    low_rank = np.asarray(decomposition.factor, np.float64)
+    np.testing.assert_allclose(
+        np.diagonal(GRAM_X - low_rank @ low_rank.T), np.asarray(decomposition.residual), atol=1e-5
+    )
+    key = jax.random.key(0)
+    for landmarks in (
+        kbr.greedy_landmarks(KERNEL, X, rank=20),
+        kbr.random_landmarks(KERNEL, X, rank=20, key=key),
+        kbr.uniform_landmarks(X, rank=20, key=key),
+        kbr.given_landmarks(X[:20]),
+    ):
+        model = kbr.fit_conditional(KERNEL, KERNEL, X, Y, regularizer=EPSILON, landmarks_x=landmarks)
+        single(kbr.condition(model, X).weights)
+
+
+@pytest.mark.parametrize("model, tol", [(MODEL, 1e-4), (LOW_RANK, 5e-3)], ids=["exact", "landmarks"])
+def test_rules(model, tol):
+    close(kbr.condition(model, X[:3]).weights, np.linalg.solve(RIDGE, gaussian(X64, X64[:3])).T, tol)
+    for form in ("affine", "printed"):
+        close(kbr.condition_centred(model, X[:3], form=form).weights, numpy_centred(form), tol)
+    expected = np.linalg.solve(RIDGE, gaussian(X64, X64[:3])).T @ Y64
+    close(kbr.conditional_expectation(model, lambda y: y, X[:3]), expected, tol)
+    for form in ("a", "b"):
+        close(kbr.sum_rule(model, PRIOR, form=form).weights, W64, tol)
+    close(kbr.chain_rule(model, PRIOR).weights, W64, tol)
+    operator = np.linalg.solve(RIDGE, gaussian(X64, U64)) * ALPHA64
+    close(kbr.chain_rule(model, PRIOR, form="a").weights, operator.T, tol)
+    close(kbr.clean_weights(PRIOR.weights, clip=True, truncation=0.0, normalise=True), ALPHA64, tol)
+    for form in ("a", "b", "importance"):
+        posterior = kbr.bayes_rule(model, PRIOR, Y[:3], regularizer=DELTA, form=form)
+        close(posterior.weights, numpy_bayes(form), tol)
+
+
+def test_conditional_cross_covariance():
+    kernel = kbr.TensorProduct((KERNEL, KERNEL))
+    model = kbr.fit_conditional(KERNEL, kernel, X, (Y, Y[:, ::-1]), regularizer=EPSILON)
+    beta = np.linalg.solve(RIDGE, gaussian(X64, X64[:1]))[:, 0]
+    b = np.diag(beta) - np.outer(beta, beta)
+    operator = kbr.conditional_cross_covariance(model, X[0])
+    close(kbr.hilbert_schmidt2(operator), np.trace(b @ GRAM_Y @ b @ GRAM_Y), 1e-4)
+
+
+@pytest.mark.parametrize("landmarks", [None, 20])
+def test_gradients_are_finite(landmarks):
+    def loss(h, regularizer, delta):
+        kernel = kbr.Gaussian(h)
+        options = {"landmarks_x": landmarks, "landmarks_y": landmarks}
+        model = kbr.fit_conditional(kernel, kernel, X, Y, regularizer=regularizer, **options)
+        prior = kbr.Embedding(kernel, U, PRIOR.weights)
+        posteriors = [kbr.bayes_rule(model, prior, Y[0], regularizer=delta, form=f) for f in ("a", "b", "importance")]
+        centred = jnp.sum(kbr.condition_centred(model, X).weights ** 2)
+        return centred + sum(jnp.sum(kbr.mean(p) ** 2) for p in posteriors)
+
+    values = (jnp.asarray(v, jnp.float32) for v in (H, EPSILON, DELTA))
+    for gradient in single(jax.jit(jax.grad(loss, argnums=(0, 1, 2)))(*values)):
+        assert float(gradient) != 0
+
+
+def test_the_resolvent_at_a_small_shift():
+    """A real spectrum in [0, 1] and delta = 1e-6: the squared matrix would be lost in single precision."""
+    matrix = np.diag(np.abs(W64) / np.abs(W64).sum()) @ GRAM_Y
+    b = RNG.normal(size=(N, 4))
+    inverse = np.linalg.inv(matrix @ matrix + 1e-6 * np.eye(N))
+    actual = resolvent(jnp.asarray(matrix, jnp.float32), jnp.asarray(1e-6, jnp.float32), jnp.asarray(b, jnp.float32))
+    for part, expected in zip(single(actual), (matrix @ inverse @ b, inverse @ b), strict=True):
+        error = np.linalg.norm(np.asarray(part, np.float64) - expected) / np.linalg.norm(expected)
+        assert error < 2e-3
+
+
+def rotation(length, seed):
+    """Noisy rotation by 0.3 a step, observed with noise 0.2."""
+    rng = np.random.default_rng(seed)
+    states = np.zeros((length, 2))
+    states[0] = [1.0, 0.0]
+    for t in range(1, length):
+        angle = np.arctan2(states[t - 1, 1], states[t - 1, 0]) + 0.3
+        states[t] = [np.cos(angle), np.sin(angle)] + 0.2 * rng.normal(size=2)
+    return states, states + 0.2 * rng.normal(size=(length, 2))
+
+
+def numpy_filter_error(states, observations, truth, sequence, h, epsilon, delta):
+    """The clipped filter with a shifted transition in double precision: its mean squared error."""
+    s, s_next, o = states[:-1], states[1:], observations[:-1]
+    n = len(s)
+    inverse, k = np.linalg.inv(gaussian(s, s, h) + n * epsilon * np.eye(n)), gaussian(o, o, h)
+    operator, w, errors = inverse @ gaussian(s, s_next, h), np.full(n, 1 / n), []
+    for target, observation in zip(truth, sequence, strict=True):
+        w = np.maximum(w, 0)
+        w = np.where(w < 0.02 * w.max(), 0, w)
+        w = w / w.sum()
+        dk = w[:, None] * k
+        beta = dk @ np.linalg.solve(dk @ dk + delta * np.eye(n), w * gaussian(o, observation[None], h)[:, 0])
+        errors.append(np.sum((beta @ s / beta.sum() - target) ** 2))
+        w = operator @ beta
+    return np.mean(errors[10:])
+
+
+@pytest.mark.parametrize("landmarks", [None, 60])
+def test_a_hundred_steps_of_a_filter(landmarks):
+    states, observations = rotation(120, 1)
+    truth, sequence = rotation(100, 2)
+    h, epsilon, delta = 0.5, 1e-3, 1e-3
+    expected = numpy_filter_error(states, observations, truth, sequence, h, epsilon, delta)
+    kernel = kbr.Gaussian(h)
+    filt = kbr.KernelBayesFilter.fit(
+        kernel,
+        kernel,
+        jnp.asarray(states, jnp.float32),
+        jnp.asarray(observations, jnp.float32),
+        regularizer=epsilon,
+        posterior_regularizer=delta,
+        landmarks_states=landmarks,
+        landmarks_observations=landmarks,
+    )
+    run = single(kbr.filter(filt, jnp.asarray(sequence, jnp.float32)))
+    estimate = np.asarray(single(kbr.mean(filt.belief(run.weights))), np.float64)
+    error = np.mean(np.sum((estimate - truth)[10:] ** 2, axis=1))
+    assert abs(error - expected) < 0.03 * expected
+    single(filt.predict(run.weights, 2).weights)
+    single(filt.init(kbr.embed(kernel, jnp.asarray(states[:5], jnp.float32))))
+    state, _ = single(filt.init_from_observation(jnp.asarray(sequence[0], jnp.float32)))
+    single(filt.step(state, jnp.asarray(sequence[1], jnp.float32)))
+
+
+@pytest.mark.parametrize("form", ["affine", "printed"])
+def test_a_hundred_steps_of_the_filter_of_2009(form):
+    states, observations = rotation(120, 1)
+    sequence = jnp.asarray(rotation(100, 2)[1], jnp.float32)
+    data = jnp.asarray(states, jnp.float32), jnp.asarray(observations, jnp.float32)
+    filt = kbr.ApproximateFilter.fit(kbr.Gaussian(0.5), kbr.Gaussian(0.5), *data, regularizer=1e-3, form=form)
+    run = kbr.filter(filt, sequence)
+    single((run.weights, run.evidence, filt.predict(run.weights).weights))
+    close(jnp.sum(run.weights, axis=1), np.full(100, float(form == "affine")), 1e-4)
+
+
+def test_the_gradient_of_a_run_of_the_filter():
+    states, observations = (jnp.asarray(a, jnp.float32) for a in rotation(40, 1))
+    sequence = jnp.asarray(rotation(100, 2)[1], jnp.float32)
+
+    def loss(h, epsilon, delta):
+        kernel = kbr.Gaussian(h)
+        options = {"regularizer": epsilon, "posterior_regularizer": delta}
+        filt = kbr.KernelBayesFilter.fit(kernel, kernel, states, observations, **options)
+        return jnp.mean((kbr.mean(filt.belief(kbr.filter(filt, sequence).weights)) - sequence) ** 2)
+
+    values = (jnp.asarray(v, jnp.float32) for v in (0.5, 1e-2, 1e-2))
+    single(jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))(*values))

@@ -1,0 +1,151 @@
+"""The package's floors: imports only go down, files stay short, dependencies stay few, global settings stay untouched."""
+
+import ast
+import pathlib
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent / "kbr_jax"
+FILES = sorted(ROOT.rglob("*.py"))
+MAX_LINES = 400
+
+#: Lowest floor first; what shares a floor may not import from each other.
+FLOORS = (
+    ("_typing",),
+    ("_numerics", "_checks"),
+    ("kernels",),
+    ("features",),
+    ("embedding",),
+    ("rules",),
+    ("filtering",),
+    ("__init__",),
+)
+FLOOR = {name: level for level, names in enumerate(FLOORS) for name in names}
+OUTSIDE = {"jax", "equinox", "optax", "jaxtyping", "numpy"}
+
+
+def name_of(path):
+    return str(path.relative_to(ROOT))
+
+
+def section_of(parts):
+    """The part of the package that a module path belongs to: a folder, or a file at the top."""
+    return parts[0] if parts else "__init__"
+
+
+def module_parts(path):
+    """`kernels/_base.py` -> ("kernels", "_base"); a folder's `__init__.py` is the folder itself."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return parts[:-1] if parts[-1] == "__init__" else parts
+
+
+def imports(path):
+    """All imports of a file, wherever they stand."""
+    tree = ast.parse(path.read_text())
+    return [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
+
+
+def exists(parts):
+    return (ROOT.joinpath(*parts[:-1]) / f"{parts[-1]}.py").exists() or ROOT.joinpath(*parts, "__init__.py").exists()
+
+
+def relative_targets(path):
+    """Modules of the package that a file imports, as parts."""
+    parts = module_parts(path)
+    package = parts if path.name == "__init__.py" else parts[:-1]
+    targets = []
+    for node in imports(path):
+        if not isinstance(node, ast.ImportFrom) or node.level == 0:
+            continue
+        base = package[: len(package) - (node.level - 1)]
+        base += tuple(node.module.split(".")) if node.module else ()
+        for alias in node.names:
+            named = (*base, alias.name)
+            targets.append(named if exists(named) else base)
+    return targets
+
+
+def absolute_targets(path):
+    """Top-level names of what a file imports from outside."""
+    names = set()
+    for node in imports(path):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif node.level == 0:
+            names.add(node.module.split(".")[0])
+    return names
+
+
+def test_the_package_was_found():
+    assert len(FILES) > 10
+    assert {section_of(module_parts(path)) for path in FILES} == set(FLOOR)
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_imports_go_down(path):
+    own = section_of(module_parts(path))
+    for target in relative_targets(path):
+        section = section_of(target)
+        assert section in FLOOR, f"{name_of(path)} imports {section}, which has no floor"
+        inside = section == own and own not in ("__init__", "_numerics", "_checks")
+        assert inside or FLOOR[section] < FLOOR[own], f"{name_of(path)} imports {'.'.join(target)}, from above"
+
+
+def test_no_module_imports_itself_in_a_circle():
+    graph = {module_parts(path): set(relative_targets(path)) - {module_parts(path)} for path in FILES}
+    done, active = set(), []
+
+    def visit(module):
+        assert module not in active, " -> ".join(".".join(m) or "kbr_jax" for m in (*active, module))
+        if module in done:
+            return
+        active.append(module)
+        for target in graph.get(module, ()):
+            visit(target)
+        done.add(active.pop())
+
+    for module in graph:
+        visit(module)
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_outside_imports_are_few(path):
+    outside = absolute_targets(path)
+    assert "kbr_jax" not in outside, "imports inside the package are relative"
+    assert outside <= OUTSIDE | set(sys.stdlib_module_names)
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_files_are_short_and_documented(path):
+    text = path.read_text()
+    assert len(text.splitlines()) < MAX_LINES
+    assert ast.get_docstring(ast.parse(text))
+
+
+def dotted(node):
+    """`jax.config.update` for the attribute chain of that name."""
+    names = []
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    return ".".join([*reversed(names), node.id]) if isinstance(node, ast.Name) else ""
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_global_configuration_is_left_alone(path):
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        assert "config" not in dotted(node).split("."), f"line {node.lineno} touches the configuration"
+    named = [alias.name for node in imports(path) for alias in node.names]
+    assert "config" not in named
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path.name == "__init__.py"], ids=name_of)
+def test_an_init_file_only_lists_its_names(path):
+    body = ast.parse(path.read_text()).body
+    for node in body[1:]:
+        assert isinstance(node, (ast.ImportFrom, ast.Assign))
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 1
+            assert all(alias.asname == alias.name for alias in node.names)

@@ -1,0 +1,503 @@
+"""Every kernel on points of its domain: values against the printed formula, positivity, transformations, gradients."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import chex
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.spatial.distance import pdist
+
+import kbr_jax as kbr
+from kbr_jax.kernels import FunctionKernel, Product, Scaled, Sum, as_kernel
+
+N, M = 6, 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A kernel family over a scale of its parameters, two samples without common points, and the printed formula."""
+
+    name: str
+    make: Callable[[float], Any]
+    x: Any
+    y: Any
+    formula: Callable[[Any, Any, float], float]
+
+
+def with_duplicates(sample):
+    """The last point repeats the first, so that every sample holds a distance of zero off the diagonal."""
+    sample[-1] = sample[0]
+    return jnp.asarray(sample)
+
+
+def vectors(seed, d=3):
+    rng = np.random.default_rng(seed)
+    return with_duplicates(rng.normal(size=(N, d))), jnp.asarray(rng.normal(size=(M, d)))
+
+
+def histograms(seed, d=5):
+    """Histograms; those of the first sample have empty bins, two of them the same bin."""
+    rng = np.random.default_rng(seed)
+    x, y = rng.dirichlet(np.ones(d), size=N), rng.dirichlet(np.ones(d), size=M)
+    x[0, 0] = x[1, 0] = x[2, 3] = 0
+    return with_duplicates(x), jnp.asarray(y)
+
+
+def rotations(seed):
+    rng = np.random.default_rng(seed)
+
+    def draw(n):
+        q, _ = np.linalg.qr(rng.normal(size=(n, 3, 3)))
+        return q * np.sign(np.linalg.det(q))[:, None, None]
+
+    return with_duplicates(draw(N)), jnp.asarray(draw(M))
+
+
+def permutations(seed, d=4):
+    rng = np.random.default_rng(seed)
+
+    def draw(n):
+        return np.stack([np.eye(d)[rng.permutation(d)] for _ in range(n)])
+
+    return with_duplicates(draw(N)), jnp.asarray(draw(M))
+
+
+def labels(seed, *shape):
+    rng = np.random.default_rng(seed)
+    return jnp.asarray(rng.integers(0, 3, size=(N, *shape))), jnp.asarray(rng.integers(0, 3, size=(M, *shape)))
+
+
+def paired(first, second):
+    return tuple(zip(first, second, strict=True))
+
+
+def squared(a, b, h):
+    return np.sum(((a - b) / h) ** 2)
+
+
+def gaussian(a, b, h):
+    return np.exp(-squared(a, b, h) / 2)
+
+
+def matern12(a, b, h):
+    return np.exp(-np.sqrt(squared(a, b, h)))
+
+
+def matern32(a, b, h):
+    r = np.sqrt(squared(a, b, h))
+    return (1 + np.sqrt(3) * r) * np.exp(-np.sqrt(3) * r)
+
+
+def matern52(a, b, h):
+    r = np.sqrt(squared(a, b, h))
+    return (1 + np.sqrt(5) * r + 5 * r**2 / 3) * np.exp(-np.sqrt(5) * r)
+
+
+def rational_quadratic(a, b, h, alpha):
+    return (1 + squared(a, b, h) / (2 * alpha)) ** -alpha
+
+
+def laplace(a, b, h):
+    return np.exp(-np.sum(np.abs(a - b) / h))
+
+
+def intersection(a, b):
+    return np.sum(np.minimum(a, b)) / len(a)
+
+
+def chi_squared(a, b, h):
+    terms = [0.0 if p + q == 0 else (p - q) ** 2 / ((p + q) / 2) for p, q in zip(a, b, strict=True)]
+    return np.exp(-np.sum(terms) / len(a) / (2 * h**2))
+
+
+def equal(a, b):
+    return float(np.all(a == b))
+
+
+def plain(a, b):
+    return jnp.exp(-jnp.sum((a - b) ** 2) / 2)
+
+
+def with_parameter(h, a, b):
+    return jnp.exp(-jnp.sum((a - b) ** 2) / (2 * h**2))
+
+
+ARD = np.array([0.6, 1.1, 2.0])
+STATIONARY = {
+    "gaussian": (kbr.Gaussian, gaussian),
+    "matern12": (kbr.Matern12, matern12),
+    "matern32": (kbr.Matern32, matern32),
+    "matern52": (kbr.Matern52, matern52),
+    "laplace": (kbr.Laplace, laplace),
+}
+BASIS = np.random.default_rng(90).normal(size=(9, 9))
+GIVEN = BASIS @ BASIS.T
+
+
+def stationary_cases():
+    for seed, (name, (kind, formula)) in enumerate(STATIONARY.items()):
+        yield Case(name, lambda s, k=kind: k(1.3 * s), *vectors(seed), lambda a, b, s, f=formula: f(a, b, 1.3 * s))
+        yield Case(
+            f"{name}-ard",
+            lambda s, k=kind: k(jnp.asarray(ARD * s)),
+            *vectors(seed),
+            lambda a, b, s, f=formula: f(a, b, ARD * s),
+        )
+        wide = vectors(seed, d=20)
+        yield Case(f"{name}-wide", lambda s, k=kind: k(4.0 * s), *wide, lambda a, b, s, f=formula: f(a, b, 4.0 * s))
+    yield Case(
+        "rational-quadratic",
+        lambda s: kbr.RationalQuadratic(1.2 * s, 0.7 * s),
+        *vectors(10),
+        lambda a, b, s: rational_quadratic(a, b, 1.2 * s, 0.7 * s),
+    )
+    yield Case(
+        "rational-quadratic-ard",
+        lambda s: kbr.RationalQuadratic(jnp.asarray(ARD * s), alpha=2.0),
+        *vectors(11),
+        lambda a, b, s: rational_quadratic(a, b, ARD * s, 2.0),
+    )
+    scalars = tuple(part[:, 0] for part in vectors(12))
+    yield Case("gaussian-scalars", lambda s: kbr.Gaussian(0.8 * s), *scalars, lambda a, b, s: gaussian(a, b, 0.8 * s))
+    yield Case(
+        "gaussian-matrices",
+        lambda s: kbr.Gaussian(jnp.asarray(np.stack([ARD, ARD, 2 * ARD]) * s)),
+        *rotations(13),
+        lambda a, b, s: gaussian(a, b, np.stack([ARD, ARD, 2 * ARD]) * s),
+    )
+
+
+def other_cases():
+    yield Case("linear", lambda s: kbr.Linear(), *vectors(20), lambda a, b, s: a @ b)
+    yield Case(
+        "polynomial",
+        lambda s: kbr.Polynomial(3, 0.4 * s, 1.5 * s),
+        *vectors(21),
+        lambda a, b, s: (0.4 * s * (a @ b) + 1.5 * s) ** 3,
+    )
+    yield Case("histogram-intersection", lambda s: kbr.HistogramIntersection(), *histograms(22), _drop(intersection))
+    yield Case(
+        "chi-squared",
+        lambda s: kbr.RBFChiSquared(0.5 * s),
+        *histograms(23),
+        lambda a, b, s: chi_squared(a, b, 0.5 * s),
+    )
+    yield Case("trace-rotations", lambda s: kbr.Trace(), *rotations(24), lambda a, b, s: np.trace(a.T @ b))
+    yield Case("trace-permutations", lambda s: kbr.Trace(), *permutations(25), lambda a, b, s: np.trace(a.T @ b))
+    yield Case(
+        "chordal-gaussian",
+        lambda s: kbr.ChordalGaussian(0.9 * s),
+        *rotations(26),
+        lambda a, b, s: np.exp(-(np.linalg.norm(a - b) ** 2) / (2 * (0.9 * s) ** 2)),
+    )
+    yield Case("delta", lambda s: kbr.Delta(), *labels(27), _drop(equal))
+    yield Case("delta-tuples", lambda s: kbr.Delta(), *labels(28, 2), _drop(equal))
+    yield Case(
+        "precomputed",
+        lambda s: kbr.Precomputed(jnp.asarray(GIVEN * s)),
+        *(3 * part for part in labels(29)),
+        lambda a, b, s: s * GIVEN[a, b],
+    )
+    yield Case(
+        "sum",
+        lambda s: kbr.Gaussian(0.8 * s) + kbr.Polynomial(2, 0.3 * s),
+        *vectors(30),
+        lambda a, b, s: gaussian(a, b, 0.8 * s) + (0.3 * s * (a @ b) + 1) ** 2,
+    )
+    yield Case(
+        "product",
+        lambda s: kbr.Matern32(1.8 * s) * kbr.Linear(),
+        *vectors(31),
+        lambda a, b, s: matern32(a, b, 1.8 * s) * (a @ b),
+    )
+    yield Case(
+        "scaled",
+        lambda s: 2.5 * s * (kbr.Gaussian(0.8) + kbr.Linear() * 0.3),
+        *vectors(32),
+        lambda a, b, s: 2.5 * s * (gaussian(a, b, 0.8) + 0.3 * (a @ b)),
+    )
+    yield Case("callable", lambda s: as_kernel(plain), *vectors(33), lambda a, b, s: gaussian(a, b, 1.0))
+    yield Case(
+        "callable-with-parameter",
+        lambda s: as_kernel(jax.tree_util.Partial(with_parameter, jnp.asarray(np.asarray(0.7 * s)))),
+        *vectors(34),
+        lambda a, b, s: gaussian(a, b, 0.7 * s),
+    )
+    yield Case(
+        "tensor-product",
+        lambda s: kbr.TensorProduct((kbr.Delta(), kbr.Matern52(1.1 * s))),
+        *paired(labels(35), vectors(35)),
+        lambda a, b, s: equal(a[0], b[0]) * matern52(a[1], b[1], 1.1 * s),
+    )
+    yield Case(
+        "direct-sum",
+        lambda s: kbr.DirectSum((kbr.Gaussian(1.1 * s), 2.0 * s * kbr.Trace())),
+        *paired(vectors(36), rotations(36)),
+        lambda a, b, s: gaussian(a[0], b[0], 1.1 * s) + 2 * s * np.trace(a[1].T @ b[1]),
+    )
+
+
+def _drop(formula):
+    return lambda a, b, s: formula(a, b)
+
+
+CASES = {case.name: case for case in [*stationary_cases(), *other_cases()]}
+
+
+@pytest.fixture(params=CASES)
+def case(request):
+    return CASES[request.param]
+
+
+def unstack(sample):
+    leaves, structure = jax.tree.flatten(jax.tree.map(np.asarray, sample))
+    return [jax.tree.unflatten(structure, parts) for parts in zip(*leaves, strict=True)]
+
+
+def brute_force(case, x, y, scale=1.0):
+    return np.array([[case.formula(a, b, scale) for b in unstack(y)] for a in unstack(x)])
+
+
+def floats(tree):
+    return eqx.filter(tree, eqx.is_inexact_array)
+
+
+def close(actual, expected, rtol=1e-12, atol=1e-12):
+    np.testing.assert_allclose(np.asarray(actual), expected, rtol=rtol, atol=atol)
+
+
+def directional_errors(value, gradient, tree, rng, step=1e-5):
+    """For each float leaf of `tree`: derivative along a random direction, by `gradient` and by central differences."""
+    leaves, structure = jax.tree.flatten(floats(tree))
+    rest = eqx.filter(tree, eqx.is_inexact_array, inverse=True)
+    slopes = jax.tree.leaves(floats(gradient))
+    assert len(slopes) == len(leaves)
+    for index, (leaf, slope) in enumerate(zip(leaves, slopes, strict=True)):
+        direction = jnp.asarray(rng.normal(size=leaf.shape))
+
+        def moved(amount, index=index, leaf=leaf, direction=direction):
+            parts = [*leaves[:index], leaf + amount * direction, *leaves[index + 1 :]]
+            return value(eqx.combine(jax.tree.unflatten(structure, parts), rest))
+
+        yield float(jnp.sum(slope * direction)), float((moved(step) - moved(-step)) / (2 * step))
+
+
+@functools.cache
+def computed(name):
+    """Gram matrix, cross Gram matrix and diagonal of a case."""
+    case = CASES[name]
+    kernel = case.make(1.0)
+    return kbr.gram(kernel, case.x), kbr.gram(kernel, case.x, case.y), kbr.diagonal(kernel, case.x)
+
+
+WEIGHTS = np.random.default_rng(70).uniform(0.5, 1.5, size=(N, M))
+
+
+@functools.cache
+def compiled_loss(name):
+    """A random combination of the entries of k(x, y), with its gradient in kernel and x, traced once for each case."""
+    del name  # the key of the cache
+    chex.clear_trace_counter()
+
+    @chex.assert_max_traces(n=1)
+    def loss(differentiable, y):
+        return jnp.sum(jnp.asarray(WEIGHTS) * kbr.gram(*differentiable, y))
+
+    return eqx.filter_jit(eqx.filter_value_and_grad(loss))
+
+
+def test_gram_is_the_printed_formula(case):
+    gram, cross, _ = computed(case.name)
+    close(gram, brute_force(case, case.x, case.x))
+    assert cross.shape == (N, M) and cross.dtype == jnp.float64
+    close(cross, brute_force(case, case.x, case.y))
+
+
+def test_single_values_are_the_entries_of_the_gram_matrix(case):
+    kernel, cross = case.make(1.0), computed(case.name)[1]
+    for i, j in [(0, 0), (N - 1, 1)]:
+        value = kernel(jax.tree.map(lambda leaf, i=i: leaf[i], case.x), jax.tree.map(lambda leaf, j=j: leaf[j], case.y))
+        assert value.shape == ()
+        close(value, cross[i, j])
+
+
+def test_gram_is_symmetric_and_positive_semidefinite(case):
+    gram = np.asarray(computed(case.name)[0])
+    close(gram, gram.T, rtol=0, atol=1e-14 * np.abs(gram).max())
+    assert np.linalg.eigvalsh(gram).min() >= -1e-12 * np.trace(gram)
+
+
+def test_diagonal_is_that_of_the_gram_matrix(case):
+    gram, _, diagonal = computed(case.name)
+    assert diagonal.shape == (N,)
+    close(diagonal, np.diagonal(gram))
+
+
+def test_jit_and_vmap_over_kernel_and_points(case):
+    kernels = [case.make(1.0), case.make(1.2)]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *kernels)
+    flipped = jax.tree.map(lambda leaf: leaf[::-1], case.x)
+    samples = jax.tree.map(lambda a, b: jnp.stack([a, b]), case.x, flipped)
+    batch = jax.jit(jax.vmap(lambda k, x: (kbr.gram(k, x, case.y), kbr.diagonal(k, x))))(stacked, samples)
+    close(batch[0], [brute_force(case, case.x, case.y), brute_force(case, flipped, case.y, 1.2)])
+    close(batch[1][0], computed(case.name)[2])
+    close(batch[1][1], kbr.diagonal(kernels[1], flipped))
+
+
+def test_pytree_round_trip(case):
+    kernel = case.make(1.0)
+    leaves, structure = jax.tree.flatten(kernel)
+    assert all(eqx.is_inexact_array(leaf) for leaf in leaves)
+    again = jax.tree.unflatten(structure, leaves)
+    assert eqx.tree_equal(again, kernel)
+    assert structure == jax.tree.structure(case.make(2.0))
+
+
+def test_traced_once_for_different_parameter_values(case):
+    for scale in (1.0, 1.7):
+        value, _ = compiled_loss(case.name)((case.make(scale), case.x), case.y)
+        close(value, np.sum(WEIGHTS * brute_force(case, case.x, case.y, scale)))
+
+
+def test_gradient_with_respect_to_every_parameter(case):
+    loss, kernel, rng = compiled_loss(case.name), case.make(1.0), np.random.default_rng(71)
+    _, (gradient, _) = loss((kernel, case.x), case.y)
+    for slope, difference in directional_errors(lambda k: loss((k, case.x), case.y)[0], gradient, kernel, rng):
+        np.testing.assert_allclose(slope, difference, rtol=1e-6, atol=1e-8)
+
+
+def test_gradient_with_respect_to_points(case):
+    loss, kernel, rng = compiled_loss(case.name), case.make(1.0), np.random.default_rng(72)
+    _, (_, gradient) = loss((kernel, case.x), case.y)
+    for slope, difference in directional_errors(lambda x: loss((kernel, x), case.y)[0], gradient, case.x, rng):
+        np.testing.assert_allclose(slope, difference, rtol=1e-6, atol=1e-8)
+
+
+def test_gradient_is_finite_at_zero_distance(case):
+    same = jax.tree.map(lambda leaf: leaf[:M], case.x)
+    _, gradients = compiled_loss(case.name)((case.make(1.0), case.x), same)
+    assert all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(floats(gradients)))
+
+
+@pytest.mark.parametrize("name", [*STATIONARY, "rational-quadratic", "chordal-gaussian"])
+def test_gradient_at_zero_distance_is_zero(name):
+    kernel, point = CASES[name].make(1.0), CASES[name].x[0]
+    assert not np.any(jax.grad(kernel)(point, point))
+
+
+@pytest.mark.parametrize("name", ["matern32", "matern52", "matern12", "laplace"])
+def test_parameter_gradient_at_zero_distance_is_zero(name):
+    points = jnp.zeros((3, 2))
+    gradient = eqx.filter_grad(lambda kernel: jnp.sum(kbr.gram(kernel, points)))(CASES[name].make(1.0))
+    assert float(gradient.bandwidth) == 0
+
+
+def test_empty_bins_count_as_nothing():
+    x = jnp.asarray([[0.0, 0.5, 0.5], [0.0, 1.0, 0.0]])
+    kernel = kbr.RBFChiSquared()
+    chi = ((0.5 - 1.0) ** 2 / 0.75 + 0.5**2 / 0.25) / 3
+    close(kbr.gram(kernel, x)[0, 1], np.exp(-chi / 2))
+    gradient = jax.grad(kernel)(x[0], x[1])
+    assert float(gradient[0]) == 0 and bool(jnp.all(jnp.isfinite(gradient)))
+
+
+def test_operators_build_the_composites():
+    k, l = kbr.Gaussian(1.0), kbr.Linear()  # noqa: E741
+    assert isinstance(k + l, Sum) and isinstance(k * l, Product)
+    for scaled in (2 * k, k * 2.0, jnp.asarray(2.0) * k, np.float64(2.0) * k):
+        assert isinstance(scaled, Scaled) and float(scaled.factor) == 2
+    assert as_kernel(k) is k and isinstance(as_kernel(plain), FunctionKernel)
+
+
+def test_kernel_objects_of_other_libraries_keep_their_parameters():
+    class Foreign(eqx.Module):
+        length: jax.Array
+        power: int = 2
+
+        def __call__(self, a, b):
+            return jnp.exp(-jnp.sum(jnp.abs(a - b) ** self.power) / self.length)
+
+    x, y = vectors(40)
+    kernel = as_kernel(Foreign(jnp.asarray(1.5)))
+    close(kbr.gram(kernel, x, y), np.exp(-((np.asarray(x)[:, None] - np.asarray(y)[None]) ** 2).sum(-1) / 1.5))
+    gradient = eqx.filter_grad(lambda k: jnp.sum(kbr.gram(k, x, y)))(kernel)
+    assert float(gradient.arrays[0]) > 0
+
+
+@pytest.mark.parametrize("dtype", [None, "float32", "float64"])
+def test_delta_has_the_dtype_asked_for(dtype):
+    gram = kbr.gram(kbr.Delta(dtype), jnp.asarray([True, False, True]))
+    assert gram.dtype == jnp.dtype("float64" if dtype is None else dtype)
+    close(gram, [[1, 0, 1], [0, 1, 0], [1, 0, 1]])
+
+
+@pytest.mark.parametrize("index", [9, -1, -9])
+def test_precomputed_marks_indices_out_of_range(index):
+    kernel = kbr.Precomputed(jnp.asarray(GIVEN))
+    gram = np.asarray(kbr.gram(kernel, jnp.asarray([0, index])))
+    assert np.isfinite(gram[0, 0]) and np.isnan(gram[[0, 1, 1], [1, 0, 1]]).all()
+    assert np.isnan(kernel(jnp.asarray(0), jnp.asarray(index)))
+
+
+@pytest.mark.parametrize("kind", [kbr.Gaussian, kbr.Matern32, kbr.Matern52, kbr.RationalQuadratic])
+def test_parameters_keep_single_precision(kind):
+    x = jnp.asarray(vectors(41)[0], jnp.float32)
+    assert kbr.gram(kind(1.0), x).dtype == jnp.float32
+    assert kbr.diagonal(kind(1.0), x).dtype == jnp.float32
+
+
+@pytest.mark.parametrize("kind", [kbr.Gaussian, kbr.Matern12, kbr.Matern32, kbr.Matern52])
+@pytest.mark.parametrize("d", [16, 40])
+def test_repeated_points_are_at_distance_zero(kind, d):
+    x = np.tile(np.random.default_rng(42).normal(size=(15, d)), (2, 1))
+    gram = np.asarray(kbr.gram(kind(1.0), jnp.asarray(x)))
+    close(np.diagonal(gram), 1)
+    close(np.diagonal(gram, 15), 1)
+
+
+@pytest.mark.parametrize(("n", "d"), [(2, 1), (7, 3), (8, 3), (9, 20)])
+def test_median_heuristic_is_the_median_distance(n, d):
+    x = np.random.default_rng(50).normal(size=(n, d))
+    close(jax.jit(kbr.median_heuristic)(jnp.asarray(x)), np.median(pdist(x)))
+
+
+def test_median_heuristic_flattens_points():
+    x, _ = rotations(51)
+    close(kbr.median_heuristic(x), np.median(pdist(np.asarray(x).reshape(N, -1))))
+    close(kbr.median_heuristic(x[:, 0, 0]), np.median(pdist(np.asarray(x)[:, 0, :1])))
+
+
+def test_median_heuristic_gradient():
+    x = jnp.asarray(np.random.default_rng(52).normal(size=(5, 3)))  # 10 pairs
+    value = jax.jit(jax.value_and_grad(kbr.median_heuristic))
+    rng = np.random.default_rng(53)
+    for slope, difference in directional_errors(lambda x: value(x)[0], value(x)[1], x, rng):
+        np.testing.assert_allclose(slope, difference, rtol=1e-6, atol=1e-9)
+    assert bool(jnp.all(jnp.isfinite(value(jnp.zeros((5, 3)))[1])))
+
+
+@pytest.mark.parametrize("d", [2, 20])
+def test_median_heuristic_of_repeated_points(d):
+    offset = np.random.default_rng(54).normal(size=d)
+    assert float(kbr.median_heuristic(jnp.asarray(np.tile(offset, (7, 1))))) == 1
+    x = np.tile(offset, (7, 1))
+    x[-1] += 3 / np.sqrt(d)
+    close(kbr.median_heuristic(jnp.asarray(x)), np.mean(pdist(x)))  # 6 distances of 3 among 21
+
+
+def test_median_heuristic_subsample():
+    x = jnp.asarray(np.random.default_rng(55).normal(size=(40, 2)))
+    keys = [jax.random.key(0), jax.random.key(0), jax.random.key(1)]
+    first, again, other = (float(kbr.median_heuristic(x, max_points=10, key=key)) for key in keys)
+    assert first == again != other
+    exact = np.median(pdist(np.asarray(x)))
+    assert abs(first / exact - 1) < 0.5
+    close(kbr.median_heuristic(x, max_points=40), exact)
+    with pytest.raises(ValueError, match="key"):
+        kbr.median_heuristic(x, max_points=10)

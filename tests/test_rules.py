@@ -1,0 +1,655 @@
+"""The rules against NumPy, written from their formulas, and against closed forms; their gradients, batches, invariances."""
+
+import functools
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import kbr_jax as kbr
+
+N, M = 12, 7
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(N, 2))
+Y = 0.7 * X + 0.6 * RNG.normal(size=(N, 2))
+PRIOR_X = 0.8 * RNG.normal(size=(M, 2)) + 0.3
+ALPHA = np.array([0.5, 0.3, -0.1, 0.2, 0.15, -0.1, 0.05])
+QUERIES = RNG.normal(size=(3, 2))
+LAMBDA, DELTA, H_X, H_Y = 0.05, 0.02, 0.7, 0.8
+COEFFICIENTS = RNG.normal(size=N)
+KX, KY = kbr.Gaussian(H_X), kbr.Gaussian(H_Y)
+
+#: None is exact; five landmarks of twelve points leave much out.
+LANDMARKS = [None, 5]
+FORMS = ["a", "b", "importance"]
+CLEANING = [
+    {},
+    {"clip": True},
+    {"normalise": True},
+    {"clip": True, "truncation": 0.3, "normalise": True},
+]
+
+
+def close(actual, expected, rtol=1e-9, atol=1e-11):
+    np.testing.assert_allclose(np.asarray(actual), np.asarray(expected), rtol=rtol, atol=atol)
+
+
+def gaussian(a, b, h):
+    return np.exp(-((a[:, None] - b[None]) ** 2).sum(-1) / (2 * h**2))
+
+
+def gram_function(h, features):
+    """The kernel of features, exact or Nystroem, as a function of two samples."""
+    if isinstance(features, kbr.ExactFeatures):
+        return lambda a, b: gaussian(a, b, h)
+    active = np.asarray(features.landmarks.active)
+    points = np.asarray(features.landmarks.points)[active]
+    inner = np.linalg.inv(gaussian(points, points, h))
+    return lambda a, b: gaussian(a, points, h) @ inner @ gaussian(points, b, h)
+
+
+def fit(landmarks=None, x=X, y=Y, regularizer=LAMBDA):
+    return kbr.fit_conditional(
+        KX,
+        KY,
+        jnp.asarray(x),
+        jnp.asarray(y),
+        regularizer=regularizer,
+        landmarks_x=landmarks,
+        landmarks_y=landmarks,
+    )
+
+
+def fitted(landmarks):
+    """A model, and the Gram functions of its two sides in NumPy."""
+    model = fit(landmarks)
+    return model, gram_function(H_X, model.features_x), gram_function(H_Y, model.features_y)
+
+
+def prior_of(weights=ALPHA, kernel=KX):
+    return kbr.embed(kernel, jnp.asarray(PRIOR_X), jnp.asarray(weights))
+
+
+def ridge(k):
+    return k(X, X) + N * LAMBDA * np.eye(N)
+
+
+def numpy_clean(w, clip=False, truncation=0.0, normalise=False):
+    if clip:
+        w = np.maximum(w, 0)
+        w = np.where(w < truncation * w.max(), 0, w)
+    return w / w.sum() if normalise else w
+
+
+def numpy_prior_weights(kx):
+    return np.linalg.solve(ridge(kx), kx(X, PRIOR_X) @ ALPHA)
+
+
+def numpy_bayes(kx, ky, form, query, **cleaning):
+    """One posterior, straight from the formula of its form."""
+    if form == "importance":
+        cleaning["clip"] = True
+    w = numpy_clean(numpy_prior_weights(kx), **cleaning)
+    k, column, identity = ky(Y, Y), ky(Y, query[None])[:, 0], np.eye(N)
+    d = np.diag(w)
+    if form == "importance":
+        root = np.sqrt(d)
+        return root @ np.linalg.inv(root @ k @ root + DELTA * identity) @ root @ column
+    inverse = np.linalg.inv((d @ k) @ (d @ k) + DELTA * identity)
+    if form == "b":
+        return d @ k @ inverse @ d @ column
+    operator = np.linalg.inv(ridge(kx)) @ kx(X, PRIOR_X) @ np.diag(ALPHA)
+    return operator.T @ k @ inverse @ d @ column
+
+
+def single_and_batch(rule, expected):
+    """A rule on a batch of queries and on each alone; `expected` of one query."""
+    batch = np.stack([expected(q) for q in QUERIES])
+    close(rule(jnp.asarray(QUERIES)), batch)
+    close(rule(jnp.asarray(QUERIES[0])), batch[0])
+
+
+@pytest.mark.parametrize("landmarks", LANDMARKS)
+def test_condition(landmarks):
+    model, kx, _ = fitted(landmarks)
+    single_and_batch(
+        lambda q: kbr.condition(model, q).weights, lambda q: np.linalg.solve(ridge(kx), kx(X, q[None]))[:, 0]
+    )
+
+
+@pytest.mark.parametrize("landmarks", LANDMARKS)
+def test_condition_centred(landmarks):
+    model, kx, _ = fitted(landmarks)
+    k, h = kx(X, X), np.eye(N) - 1 / N
+
+    def affine(q):
+        column = kx(X, q[None])[:, 0] - k.mean(1)
+        return 1 / N + np.linalg.solve(h @ k @ h + N * LAMBDA * np.eye(N), h @ column)
+
+    def printed(q):
+        return np.linalg.solve(h @ k + N * LAMBDA * np.eye(N), h @ kx(X, q[None])[:, 0])
+
+    single_and_batch(lambda q: kbr.condition_centred(model, q).weights, affine)
+    single_and_batch(lambda q: kbr.condition_centred(model, q, form="printed").weights, printed)
+    close(kbr.condition_centred(model, jnp.asarray(QUERIES)).mass, np.ones(3))
+    close(kbr.condition_centred(model, jnp.asarray(QUERIES), form="printed").mass, np.zeros(3))
+
+
+@pytest.mark.parametrize("landmarks", LANDMARKS)
+def test_conditional_expectation(landmarks):
+    model, kx, _ = fitted(landmarks)
+    values = np.stack([np.outer(y, y) + np.sin(y) for y in Y])
+    single_and_batch(
+        lambda q: kbr.conditional_expectation(model, lambda y: jnp.outer(y, y) + jnp.sin(y), q),
+        lambda q: np.einsum("i,ijk", np.linalg.solve(ridge(kx), kx(X, q[None]))[:, 0], values),
+    )
+
+
+def cross_model(z, landmarks_x=None):
+    kernel = kbr.TensorProduct((KY, kbr.Gaussian(1.3)))
+    x, pairs = jnp.asarray(X), (jnp.asarray(Y), jnp.asarray(z))
+    return kbr.fit_conditional(KX, kernel, x, pairs, regularizer=LAMBDA, landmarks_x=landmarks_x)
+
+
+@pytest.mark.parametrize("landmarks", LANDMARKS)
+def test_conditional_cross_covariance(landmarks):
+    z = np.sin(X[:, :1] + 2 * Y[:, :1])
+    model = cross_model(z, landmarks)
+    kx = gram_function(H_X, model.features_x)
+    k, l = gaussian(Y, Y, H_Y), gaussian(z, z, 1.3)  # noqa: E741
+    f, g = Y[:, 0] ** 2, np.cos(z[:, 0])
+
+    def centring(q):
+        beta = np.linalg.solve(ridge(kx), kx(X, q[None]))[:, 0]
+        return np.diag(beta) - np.outer(beta, beta)
+
+    def hs2(q):
+        return kbr.hilbert_schmidt2(kbr.conditional_cross_covariance(model, q))
+
+    def cov(q):
+        operator = kbr.conditional_cross_covariance(model, q)
+        return kbr.covariance(operator, lambda y: y[0] ** 2, lambda z: jnp.cos(z[0]))
+
+    single_and_batch(hs2, lambda q: np.trace(centring(q) @ k @ centring(q) @ l))
+    single_and_batch(cov, lambda q: f @ centring(q) @ g)
+
+
+def test_a_constant_has_no_cross_covariance():
+    """Where z is constant C = (1 - sum beta) mu_y (x) psi(z): zero once the weights of x sum to 1."""
+    operator = kbr.conditional_cross_covariance(cross_model(np.ones((N, 1))), jnp.asarray(QUERIES))
+    mass = jnp.sum(operator.weights, axis=-1, keepdims=True)
+    operator = eqx.tree_at(lambda c: c.weights, operator, operator.weights / mass)
+    close(kbr.hilbert_schmidt2(operator), np.zeros(3), atol=1e-14)
+    close(kbr.covariance(operator, lambda y: y[0], lambda z: z[0]), np.zeros(3), atol=1e-14)
+
+
+@pytest.mark.parametrize("landmarks", LANDMARKS)
+def test_sum_and_chain_rule(landmarks):
+    model, kx, _ = fitted(landmarks)
+    prior, w = prior_of(), numpy_prior_weights(kx)
+    close(kbr.sum_rule(model, prior).weights, w)
+    for joint in (kbr.sum_rule(model, prior, form="b"), kbr.chain_rule(model, prior, form="b")):
+        assert joint.paired
+        close(joint.weights, w)
+    joint = kbr.chain_rule(model, prior, form="a")
+    assert not joint.paired
+    close(joint.weights, (np.linalg.inv(ridge(kx)) @ kx(X, PRIOR_X) @ np.diag(ALPHA)).T)
+    close(joint.x, PRIOR_X)
+    close(joint.y, Y)
+    # The second marginal of form (a) is the sum rule.
+    close(kbr.marginals(joint)[1].weights, w)
+
+
+@pytest.mark.parametrize("cleaning", CLEANING, ids=lambda c: "-".join(c) or "printed")
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("landmarks", LANDMARKS)
+def test_bayes_rule(landmarks, form, cleaning):
+    model, kx, ky = fitted(landmarks)
+    if form == "importance":
+        cleaning = {**cleaning, "clip": True}
+
+    def rule(q):
+        posterior = kbr.bayes_rule(model, prior_of(), q, regularizer=DELTA, form=form, **cleaning)
+        close(posterior.points, PRIOR_X if form == "a" else X)
+        return posterior.weights
+
+    single_and_batch(rule, lambda q: numpy_bayes(kx, ky, form, q, **cleaning))
+
+
+def test_importance_always_clips():
+    model = fit()
+    w = numpy_prior_weights(lambda a, b: gaussian(a, b, H_X))
+    assert w.min() < -1e-3, "the case must have negative prior weights"
+    query = jnp.asarray(QUERIES[0])
+    left, right = (
+        kbr.bayes_rule(model, prior_of(), query, regularizer=DELTA, form="importance", clip=clip, truncation=0.1)
+        for clip in (False, True)
+    )
+    close(left.weights, right.weights, 0, 0)
+    close(np.asarray(left.weights)[w <= 0], 0, 0, 0)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_all_points_as_landmarks_are_exact(form):
+    posteriors = [
+        kbr.bayes_rule(fit(landmarks), prior_of(), jnp.asarray(QUERIES), regularizer=DELTA, form=form).weights
+        for landmarks in (None, N)
+    ]
+    close(posteriors[1], posteriors[0])
+
+
+@pytest.mark.parametrize(
+    "weights, options, expected",
+    [
+        ([0.5, -0.2, 0.1], {"clip": False, "truncation": 0.0, "normalise": False}, [0.5, -0.2, 0.1]),
+        ([0.5, -0.2, 0.1], {"clip": True, "truncation": 0.0, "normalise": False}, [0.5, 0.0, 0.1]),
+        ([0.5, -0.2, 0.1], {"clip": True, "truncation": 0.2, "normalise": False}, [0.5, 0.0, 0.1]),
+        ([0.5, -0.2, 0.1], {"clip": True, "truncation": 0.21, "normalise": False}, [0.5, 0.0, 0.0]),
+        ([0.5, -0.2, 0.1], {"clip": True, "truncation": 0.21, "normalise": True}, [1.0, 0.0, 0.0]),
+        ([0.5, -0.2, 0.1], {"clip": True, "truncation": 0.0, "normalise": True}, [5 / 6, 0.0, 1 / 6]),
+        ([0.5, -0.2, 0.1], {"clip": False, "truncation": 0.0, "normalise": True}, [1.25, -0.5, 0.25]),
+        ([-0.5, -0.2, -0.1], {"clip": True, "truncation": 0.3, "normalise": False}, [1 / 3] * 3),
+        ([0.0, 0.0, 0.0], {"clip": True, "truncation": 0.3, "normalise": True}, [1 / 3] * 3),
+        ([3.0], {"clip": True, "truncation": 0.9, "normalise": True}, [1.0]),
+    ],
+)
+def test_cleaning_of_weights(weights, options, expected):
+    weights = jnp.asarray(weights)
+    close(kbr.clean_weights(weights, **options), expected)
+    batch = jnp.stack([weights, 2 * weights, jnp.ones_like(weights)])
+    each = [kbr.clean_weights(w, **options) for w in batch]
+    close(kbr.clean_weights(batch, **options), jnp.stack(each))
+    gradient = jax.grad(lambda w: jnp.sum(kbr.clean_weights(w, **options) ** 2))(weights)
+    assert np.all(np.isfinite(gradient))
+
+
+def test_gradient_of_cleaning_is_that_of_the_kept_weights():
+    weights = jnp.asarray([0.5, -0.2, 0.01, 0.3])
+    jacobian = jax.jacobian(lambda w: kbr.clean_weights(w, clip=True, truncation=0.1, normalise=False))(weights)
+    close(jacobian, np.diag([1.0, 0.0, 0.0, 1.0]))
+
+
+# Gradients.
+
+
+def parameters():
+    return {
+        "bandwidth_x": jnp.asarray(H_X),
+        "bandwidth_y": jnp.asarray(H_Y),
+        "regularizer": jnp.asarray(LAMBDA),
+        "posterior_regularizer": jnp.asarray(DELTA),
+        "prior_weights": jnp.asarray(ALPHA),
+    }
+
+
+def rule_scalars(p, landmarks):
+    """One number for every rule, as a function of all parameters: the weights against fixed coefficients."""
+    kx, ky = kbr.Gaussian(p["bandwidth_x"]), kbr.Gaussian(p["bandwidth_y"])
+    x, y, q, c = jnp.asarray(X), jnp.asarray(Y), jnp.asarray(QUERIES), jnp.asarray(COEFFICIENTS)
+    options = {"regularizer": p["regularizer"], "landmarks_x": landmarks, "landmarks_y": landmarks}
+    model = kbr.fit_conditional(kx, ky, x, y, **options)
+    pairs = kbr.fit_conditional(
+        kx,
+        kbr.TensorProduct((ky, ky)),
+        x,
+        (y, jnp.sin(2 * y)),
+        regularizer=p["regularizer"],
+        landmarks_x=landmarks,
+    )
+    prior = kbr.Embedding(kx, jnp.asarray(PRIOR_X), p["prior_weights"])
+
+    def bayes(form, **cleaning):
+        posterior = kbr.bayes_rule(model, prior, q, regularizer=p["posterior_regularizer"], form=form, **cleaning)
+        return jnp.sum(posterior.weights @ c[: posterior.weights.shape[-1]])
+
+    return {
+        "condition": jnp.sum(kbr.condition(model, q).weights @ c),
+        "condition_centred_affine": jnp.sum(kbr.condition_centred(model, q).weights @ c),
+        "condition_centred_printed": jnp.sum(kbr.condition_centred(model, q, form="printed").weights @ c),
+        "conditional_expectation": jnp.sum(kbr.conditional_expectation(model, lambda y: y**3, q)),
+        "conditional_cross_covariance": jnp.sum(kbr.hilbert_schmidt2(kbr.conditional_cross_covariance(pairs, q))),
+        "sum_rule_a": kbr.squared_norm(kbr.sum_rule(model, prior)),
+        "sum_rule_b": kbr.hilbert_schmidt2(kbr.cross_covariance(kbr.sum_rule(model, prior, form="b"))),
+        "chain_rule_a": jnp.sum(kbr.chain_rule(model, prior, form="a").weights @ c),
+        "chain_rule_b": kbr.chain_rule(model, prior, form="b").weights @ c,
+        "bayes_rule_a": bayes("a"),
+        "bayes_rule_b": bayes("b"),
+        "bayes_rule_importance": bayes("importance"),
+        "bayes_rule_a_normalised": bayes("a", normalise=True),
+        "bayes_rule_b_cleaned": bayes("b", clip=True, truncation=0.1, normalise=True),
+    }
+
+
+RULES = sorted(jax.eval_shape(functools.partial(rule_scalars, landmarks=None), parameters()))
+PARAMETERS = list(parameters())
+
+
+@functools.cache
+def compiled(landmarks):
+    """The scalars and their Jacobian, compiled once for all tests."""
+    chosen = None
+    if landmarks is not None:  # chosen outside the loss, so that the loss is smooth
+        chosen = kbr.greedy_landmarks(KX, jnp.asarray(X), rank=landmarks)
+
+    def vector(p):
+        scalars = rule_scalars(p, chosen)
+        return jnp.stack([scalars[rule] for rule in RULES])
+
+    return jax.jit(vector), jax.jit(jax.jacrev(vector))(parameters())
+
+
+@functools.cache
+def differences(landmarks, name):
+    """Derivative of every scalar along a direction of one parameter, by differences of the fourth order."""
+    function, base, h = compiled(landmarks)[0], parameters(), 1e-4
+    direction = np.random.default_rng(1).normal(size=base[name].shape) if base[name].ndim else np.asarray(1.0)
+
+    def at(t):
+        return np.asarray(function({**base, name: base[name] + t * jnp.asarray(direction)}))
+
+    return direction, (8 * (at(h) - at(-h)) - (at(2 * h) - at(-2 * h))) / (12 * h)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("landmarks", [None, 6])
+def test_gradients(landmarks, rule):
+    jacobian = compiled(landmarks)[1]
+    index, depends = RULES.index(rule), []
+    for name in PARAMETERS:
+        direction, expected = differences(landmarks, name)
+        actual = np.sum(np.asarray(jacobian[name][index]) * direction)
+        close(actual, expected[index], rtol=1e-6, atol=1e-9)
+        depends.append(abs(expected[index]) > 1e-6)
+    assert depends[0], "each rule depends on the first bandwidth"
+    if rule.startswith("bayes"):
+        assert all(depends)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+@jax.value_and_grad
+def degenerate_loss(p, landmarks):
+    """A number that every solve of the rules enters, also as a function of the points."""
+    kx, ky = kbr.Gaussian(p["h"]), kbr.Matern32(p["h"])
+    options = {"landmarks_x": landmarks, "landmarks_y": landmarks}
+    model = kbr.fit_conditional(kx, ky, p["x"], p["y"], regularizer=p["regularizer"], **options)
+    prior = kbr.Embedding(kx, p["x"], jnp.full(len(p["x"]), 1 / len(p["x"])))
+    posteriors = [kbr.bayes_rule(model, prior, p["y"][0], regularizer=p["regularizer"], form=form) for form in FORMS]
+    return sum(kbr.squared_norm(q) for q in posteriors) + jnp.sum(kbr.condition_centred(model, p["x"]).weights ** 2)
+
+
+@pytest.mark.parametrize("landmarks", [None, 3])
+@pytest.mark.parametrize(
+    "x, y",
+    [
+        (np.repeat(X[:4], 2, axis=0), np.repeat(Y[:4], 2, axis=0)),
+        (np.zeros((8, 2)), np.zeros((8, 2))),
+        (X[:8], Y[:8] * 0),
+        (X[:1], Y[:1]),
+    ],
+    ids=["duplicates", "all equal", "constant y", "one point"],
+)
+def test_gradients_are_finite_on_degenerate_samples(x, y, landmarks):
+    p = {"h": jnp.asarray(0.7), "regularizer": jnp.asarray(1e-4), "x": jnp.asarray(x), "y": jnp.asarray(y)}
+    for leaf in jax.tree.leaves(degenerate_loss(p, landmarks)):
+        assert np.all(np.isfinite(leaf))
+
+
+@pytest.mark.parametrize("landmarks", [None, 5])
+def test_rank_deficient_grams(landmarks):
+    """Linear kernels in two dimensions: rank 2 of N, and a small ridge. Values by NumPy on the 2 x 2 side."""
+    x, y, lam = jnp.asarray(X), jnp.asarray(Y), 1e-8
+
+    def weights(regularizer):
+        kernel = kbr.Linear()
+        model = kbr.fit_conditional(kernel, kernel, x, y, regularizer=regularizer, landmarks_x=landmarks)
+        return kbr.condition(model, jnp.asarray(QUERIES)).weights
+
+    expected = QUERIES @ np.linalg.inv(X.T @ X + N * lam * np.eye(2)) @ X.T
+    close(weights(jnp.asarray(lam)), expected, rtol=1e-6, atol=1e-8)
+    gradient = jax.grad(lambda r: jnp.sum(weights(r) ** 2))(jnp.asarray(lam))
+    inverse = np.linalg.inv(X.T @ X + N * lam * np.eye(2))
+    derivative = -N * QUERIES @ inverse @ inverse @ X.T
+    close(gradient, 2 * np.sum(expected * derivative), rtol=1e-5)
+
+
+# Batches, compilation, invariance.
+
+
+def rules_of_a_query(model, prior):
+    return {
+        "condition": lambda q: kbr.condition(model, q).weights,
+        "affine": lambda q: kbr.condition_centred(model, q).weights,
+        "printed": lambda q: kbr.condition_centred(model, q, form="printed").weights,
+        "expectation": lambda q: kbr.conditional_expectation(model, lambda y: y[0] * y, q),
+        **{
+            f"bayes {form}": lambda q, form=form: kbr.bayes_rule(model, prior, q, regularizer=DELTA, form=form).weights
+            for form in FORMS
+        },
+    }
+
+
+@pytest.mark.parametrize("name", list(rules_of_a_query(None, None)))
+@pytest.mark.parametrize("landmarks", [None, 5])
+def test_batches_equal_vmap_and_jit_equals_eager(landmarks, name):
+    model, queries = fit(landmarks), jnp.asarray(QUERIES)
+    rule = rules_of_a_query(model, prior_of())[name]
+    together = rule(queries)
+    close(together, jax.vmap(rule)(queries), rtol=1e-10)
+    close(together, jnp.stack([rule(q) for q in queries]), rtol=1e-10)
+
+    @eqx.filter_jit
+    def jitted(model, prior, q):
+        return rules_of_a_query(model, prior)[name](q)
+
+    close(together, jitted(model, prior_of(), queries), rtol=1e-10)
+
+
+BATCH_OF_PRIORS = np.stack([ALPHA, ALPHA[::-1], np.full(M, 1 / M)])
+
+
+@pytest.mark.parametrize("landmarks", [None, 5])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        lambda model, prior: kbr.sum_rule(model, prior).weights,
+        lambda model, prior: kbr.sum_rule(model, prior, form="b").weights,
+        lambda model, prior: kbr.chain_rule(model, prior, form="a").weights,
+        lambda model, prior: kbr.chain_rule(model, prior, form="b").weights,
+    ],
+    ids=["sum a", "sum b", "chain a", "chain b"],
+)
+def test_batches_of_priors_equal_vmap(rule, landmarks):
+    model, batch = fit(landmarks), jnp.asarray(BATCH_OF_PRIORS)
+    together = rule(model, prior_of(BATCH_OF_PRIORS))
+    close(together, jnp.stack([rule(model, prior_of(w)) for w in BATCH_OF_PRIORS]), rtol=1e-10)
+    vmapped = jax.vmap(lambda w: rule(model, kbr.Embedding(KX, jnp.asarray(PRIOR_X), w)))(batch)
+    close(together, vmapped, rtol=1e-10)
+    close(together, eqx.filter_jit(rule)(model, prior_of(BATCH_OF_PRIORS)), rtol=1e-10)
+    nested = rule(model, prior_of(np.stack([BATCH_OF_PRIORS, 2 * BATCH_OF_PRIORS])))
+    close(nested[0], together, rtol=1e-10)
+
+
+def test_bayes_rule_under_vmap_over_priors():
+    model, query = fit(), jnp.asarray(QUERIES[0])
+
+    def posterior(weights):
+        return kbr.bayes_rule(model, kbr.Embedding(KX, jnp.asarray(PRIOR_X), weights), query, regularizer=DELTA).weights
+
+    each = [posterior(jnp.asarray(w)) for w in BATCH_OF_PRIORS]
+    close(jax.vmap(posterior)(jnp.asarray(BATCH_OF_PRIORS)), jnp.stack(each), rtol=1e-10)
+
+
+@pytest.mark.parametrize("landmarks", [None, kbr.given_landmarks(jnp.asarray(QUERIES))])
+def test_the_order_of_the_sample_does_not_matter(landmarks):
+    order, prior_order = np.random.default_rng(2).permutation(N), np.random.default_rng(3).permutation(M)
+    model, permuted = fit(landmarks), fit(landmarks, X[order], Y[order])
+    prior = prior_of()
+    other = kbr.embed(KX, jnp.asarray(PRIOR_X[prior_order]), jnp.asarray(ALPHA[prior_order]))
+    for name, rule in rules_of_a_query(model, prior).items():
+        first = rule(jnp.asarray(QUERIES))
+        second = rules_of_a_query(permuted, other)[name](jnp.asarray(QUERIES))
+        if name != "expectation":
+            first = first[:, prior_order if name == "bayes a" else order]
+        close(second, first)
+    close(kbr.sum_rule(permuted, other).weights, kbr.sum_rule(model, prior).weights[order])
+    chained = kbr.chain_rule(model, prior, form="a").weights[prior_order][:, order]
+    close(kbr.chain_rule(permuted, other, form="a").weights, chained)
+
+
+# Closed forms: linear-Gaussian models.
+
+SLOPE, NOISE = 1.7, 0.4
+AFFINE, QUADRATIC = kbr.Polynomial(1), kbr.Polynomial(2)
+
+
+def gaussian_sample():
+    """Pairs (x, y = SLOPE x + e) with E[y | x] and E[y^2 | x] exact in the sample: every x with noise + and -."""
+    x = np.repeat(np.linspace(-2, 2.5, 9), 2)[:, None]
+    return x, SLOPE * x + NOISE * np.tile([1.0, -1.0], 9)[:, None]
+
+
+def gaussian_prior(kernel):
+    """A prior on other points, and its mean and variance."""
+    points, weights = np.array([[-1.0], [0.2], [0.9], [1.6]]), np.array([0.2, 0.1, 0.4, 0.3])
+    mean = weights @ points[:, 0]
+    return kbr.embed(kernel, jnp.asarray(points), jnp.asarray(weights)), mean, weights @ (points[:, 0] - mean) ** 2
+
+
+@pytest.mark.parametrize("landmarks", [None, 3])
+def test_linear_kernels_do_ridge_regression(landmarks):
+    model = kbr.fit_conditional(
+        kbr.Linear(), kbr.Linear(), jnp.asarray(X), jnp.asarray(Y), regularizer=LAMBDA, landmarks_x=landmarks
+    )
+    slope = np.linalg.solve(X.T @ X / N + LAMBDA * np.eye(2), X.T @ Y / N)
+    close(kbr.conditional_expectation(model, lambda y: y, jnp.asarray(QUERIES)), QUERIES @ slope)
+    prior = kbr.embed(kbr.Linear(), jnp.asarray(PRIOR_X), jnp.asarray(ALPHA))
+    close(kbr.expectation(kbr.sum_rule(model, prior), lambda y: y), ALPHA @ PRIOR_X @ slope)
+
+
+@pytest.mark.parametrize("landmarks", [None, 3])
+def test_the_affine_form_is_regression_with_an_intercept(landmarks):
+    x, y = X + 3.0, Y - 2.0
+    model = kbr.fit_conditional(
+        kbr.Linear(), kbr.Linear(), jnp.asarray(x), jnp.asarray(y), regularizer=LAMBDA, landmarks_x=landmarks
+    )
+    cx, cy = x - x.mean(0), y - y.mean(0)
+    slope = np.linalg.solve(cx.T @ cx / N + LAMBDA * np.eye(2), cx.T @ cy / N)
+    expected = y.mean(0) + (QUERIES - x.mean(0)) @ slope
+    embedding = kbr.condition_centred(model, jnp.asarray(QUERIES))
+    close(kbr.expectation(embedding, lambda y: y), expected)
+
+
+@pytest.mark.parametrize("landmarks", [None, 3])
+def test_the_rules_carry_moments_exactly(landmarks):
+    """With quadratics in x the prior weights reproduce the second moments of the joint distribution."""
+    x, y = gaussian_sample()
+    model = kbr.fit_conditional(
+        QUADRATIC, AFFINE, jnp.asarray(x), jnp.asarray(y), regularizer=1e-9, landmarks_x=landmarks
+    )
+    prior, mean, variance = gaussian_prior(QUADRATIC)
+    total = SLOPE**2 * variance + NOISE**2
+    predicted = kbr.sum_rule(model, prior)
+    close(predicted.mass, 1, 1e-7)
+    close(kbr.mean(predicted), [SLOPE * mean], 1e-7)
+    close(kbr.expectation(predicted, lambda y: y[0] ** 2), total + (SLOPE * mean) ** 2, 1e-7)
+    squares = kbr.sum_rule(model, prior, form="b")
+    close(kbr.joint_expectation(squares, lambda y: y[0], lambda y: y[0]), total + (SLOPE * mean) ** 2, 1e-7)
+    for form in ("a", "b"):
+        joint = kbr.chain_rule(model, prior, form=form)
+        product = kbr.joint_expectation(joint, lambda x: x[0], lambda y: y[0])
+        close(product, SLOPE * (variance + mean**2), 1e-7)
+
+
+@pytest.mark.parametrize("form", ["a", "b"])
+@pytest.mark.parametrize("landmarks", [None, 3])
+def test_bayes_rule_is_the_kalman_update(landmarks, form):
+    """Affine features of y and vanishing regularizers: the linear-Gaussian posterior mean, for any prior."""
+    x, y = gaussian_sample()
+    model = kbr.fit_conditional(
+        QUADRATIC,
+        AFFINE,
+        jnp.asarray(x),
+        jnp.asarray(y),
+        regularizer=1e-9,
+        landmarks_x=landmarks,
+        landmarks_y=None if landmarks is None else 2,
+    )
+    prior, mean, variance = gaussian_prior(QUADRATIC)
+    gain = SLOPE * variance / (SLOPE**2 * variance + NOISE**2)
+    observed = np.array([[-1.0], [0.3], [2.0]])
+    posterior = kbr.bayes_rule(model, prior, jnp.asarray(observed), regularizer=1e-11, form=form)
+    close(posterior.mass, np.ones(3), 1e-5)
+    estimate = kbr.expectation(posterior, lambda x: x[0])
+    close(estimate, mean + gain * (observed[:, 0] - SLOPE * mean), 1e-5)
+
+
+def test_bayes_rule_with_the_training_marginal_is_the_conditional_mean():
+    x, y = gaussian_sample()
+    model = kbr.fit_conditional(QUADRATIC, AFFINE, jnp.asarray(x), jnp.asarray(y), regularizer=1e-9)
+    moments = np.cov(np.hstack([x, y]).T, bias=True)
+    observed = np.array([[-1.0], [0.3]])
+    expected = x.mean() + moments[0, 1] / moments[1, 1] * (observed[:, 0] - y.mean())
+    for form in FORMS:
+        posterior = kbr.bayes_rule(
+            model, kbr.embed(QUADRATIC, jnp.asarray(x)), jnp.asarray(observed), regularizer=1e-10, form=form
+        )
+        close(kbr.expectation(posterior, lambda x: x[0]), expected, 1e-4)
+
+
+# Closed forms: tables.
+
+
+def random_table(seed, rows=3, columns=4):
+    """Positive counts of 40 pairs, the sample that has them, and a prior over the rows."""
+    rng = np.random.default_rng(seed)
+    counts = 1 + rng.multinomial(40 - rows * columns, rng.dirichlet(np.ones(rows * columns))).reshape(rows, columns)
+    x, y = np.nonzero(counts)
+    repeats = counts[x, y]
+    return counts, np.repeat(x, repeats), np.repeat(y, repeats), rng.dirichlet(np.ones(rows) * 3)
+
+
+def indicators(points, classes):
+    return (np.asarray(points)[:, None] == np.arange(classes)).astype(float)
+
+
+@pytest.mark.parametrize("landmarks", [None, 4])
+@pytest.mark.parametrize("seed", range(3))
+def test_tables(seed, landmarks):
+    counts, x, y, pi = random_table(seed)
+    likelihood = counts / counts.sum(1, keepdims=True)
+    joint = pi[:, None] * likelihood
+    delta = kbr.Delta()
+    options = {"regularizer": 1e-9, "landmarks_x": landmarks, "landmarks_y": landmarks}
+    model = kbr.fit_conditional(delta, delta, jnp.asarray(x), jnp.asarray(y), **options)
+    prior = kbr.embed(delta, jnp.arange(3), jnp.asarray(pi))
+    ix, iy = indicators(x, 3), indicators(y, 4)
+    close(kbr.condition(model, jnp.arange(3)).weights @ iy, likelihood, atol=1e-8)
+    close(kbr.condition_centred(model, jnp.arange(3)).weights @ iy, likelihood, atol=1e-8)
+    close(kbr.sum_rule(model, prior).weights @ iy, joint.sum(0), atol=1e-8)
+    close(ix.T @ (np.asarray(kbr.chain_rule(model, prior).weights)[:, None] * iy), joint, atol=1e-8)
+    close(kbr.chain_rule(model, prior, form="a").weights @ iy, joint, atol=1e-8)
+    posterior = (joint / joint.sum(0)).T
+    for form in FORMS:
+        result = kbr.bayes_rule(model, prior, jnp.arange(4), regularizer=1e-11, form=form)
+        close(np.asarray(result.weights) @ indicators(result.points, 3), posterior, atol=1e-6)
+
+
+def test_a_class_that_was_never_seen_gets_no_weight():
+    _, x, y, pi = random_table(0)
+    delta = kbr.Delta()
+    model = kbr.fit_conditional(delta, delta, jnp.asarray(x), jnp.asarray(y), regularizer=1e-6)
+    close(kbr.condition(model, jnp.asarray(9)).weights, np.zeros(len(x)), 0, 0)
+    prior = kbr.embed(delta, jnp.arange(3), jnp.asarray(pi))
+    for form in FORMS:
+        result = kbr.bayes_rule(model, prior, jnp.asarray(9), regularizer=1e-6, form=form)
+        close(result.weights, np.zeros(len(result.weights)), 0, 0)
+
+
+def test_as_the_posterior_regularizer_vanishes_the_prior_drops_out():
+    model = fit()
+    gram = gaussian(Y, Y, H_Y)
+    limit = np.linalg.solve(gram, gaussian(Y, QUERIES, H_Y)).T
+    posterior = kbr.bayes_rule(model, prior_of(), jnp.asarray(QUERIES), regularizer=1e-22)
+    close(posterior.weights, limit, 1e-4, 1e-6)
