@@ -9,8 +9,8 @@ demo: $(VENV)/demo.stamp
 	$(BIN)/python -m benchmarks.camera_demo
 
 test: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest
-	KBR_TEST_PRECISION=32 $(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
+	KBR_TEST_PRECISION=32 $(BIN)/python -m pytest -n 2
 
 check: $(VENV)/dev.stamp
 	$(BIN)/ruff check .

@@ -16,7 +16,7 @@ import scipy.linalg
 import kbr_jax as kbr
 
 from . import reporting
-from .rotation_dynamics import simulate
+from .rotation_references import simulate
 
 COMMAND = "python -m benchmarks.filter_speed"
 SAMPLE, RANK, STEPS, BATCH = 1000, 100, 200, 64

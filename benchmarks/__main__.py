@@ -1,0 +1,16 @@
+"""Run every benchmark, each in a process of its own; the results land in `benchmarks/results/`."""
+
+import subprocess
+import sys
+
+MODULES = ["filter_speed", "rotation_dynamics", "camera_selection", "camera_accuracy", "camera_demo"]
+
+
+def main() -> None:
+    for module in MODULES:
+        print(f"\n== {module}", flush=True)
+        subprocess.run([sys.executable, "-m", f"benchmarks.{module}"], check=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,221 @@
+r"""Accuracy on the rotation dynamics of F11 (section 5.3) and S13 (section 5.2) against the optimal filter.
+
+    python -m benchmarks.rotation_dynamics [repetitions]
+
+State (u, v), $\theta_{t+1} = \operatorname{atan2}(v_t, u_t) + \eta$, $(u, v)_{t+1} = (1 + b \sin(8 \theta_{t+1})) (\cos\theta_{t+1},
+\sin\theta_{t+1})$ plus noise, observed with noise, both N(0, 0.2^2 I); (a) eta = .3, b = 0; (b) eta = .4, b = .4. Train on
+T steps, test on 200 (20 of burn-in): squared error of the state, as a ratio to that of a bootstrap particle filter which
+knows the true model, on the same test sequences.
+
+All parameters are chosen by halving the training sample: fit on one half, filter the other, and the reverse. "Selected"
+takes the candidate of least validation error V; "averaged" averages the candidates' estimates with weights
+exp(-T (V / min V - 1) / 3).
+"""
+
+import itertools
+import sys
+import time
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+import kbr_jax as kbr
+
+from . import reporting
+from .rotation_references import SYSTEMS, extended_kalman, particle_filter, simulate, unscented_kalman
+
+COMMAND = "python -m benchmarks.rotation_dynamics"
+SIZES, TEST, BURN_IN = (200, 400, 800), 200, 20
+STATE_RANK, OBSERVATION_RANK = 80, 40
+
+# Ours: importance-weighted, two-inverse, clipped. Bandwidths in medians; delta = d / h_o^2.
+STATE_SCALE, TRANSITION_EPSILON, EPSILON = 0.33, 2e-4, 6e-4
+OBSERVATION_SCALES, D, TRUNCATIONS = (0.9, 1.5, 2.5), (0.004, 0.008, 0.016), (0.0, 0.03, 0.1, 0.2)
+# As in the papers: one bandwidth factor for both kernels, one epsilon, signed weights, rule (b), shifted.
+PAPER_SCALES, PAPER_EPSILONS, PAPER_DELTAS = (0.3, 0.5, 0.7, 1.0), (1e-4, 1e-3, 1e-2), (1e-5, 1e-4, 1e-3)
+
+
+def _decode(filt, observations):
+    return kbr.mean(filt.belief(kbr.filter(filt, observations).weights))
+
+
+@eqx.filter_jit
+def ours(states, observations, tests, stretch):
+    """Estimates `[candidates, T, 2]` of all candidates; `stretch` keeps n epsilon constant over sample sizes."""
+    h_s, h_o = kbr.median_heuristic(states), kbr.median_heuristic(observations)
+
+    def candidate(kernel, landmarks, delta, truncation):
+        filt = kbr.KernelBayesFilter.fit(
+            kbr.Gaussian(STATE_SCALE * h_s),
+            kernel,
+            states,
+            observations,
+            regularizer=EPSILON * stretch,
+            transition_regularizer=TRANSITION_EPSILON * stretch,
+            posterior_regularizer=delta,
+            landmarks_states=STATE_RANK,
+            landmarks_observations=landmarks,
+            form="importance",
+            transition="two-inverse",
+            truncation=truncation,
+        )
+        return _decode(filt, tests)
+
+    def of_scale(scale):
+        kernel = kbr.Gaussian(scale * h_o)
+        landmarks = kbr.greedy_landmarks(kernel, observations[: states.shape[0] - 1], rank=OBSERVATION_RANK)
+        pairs = jnp.asarray(list(itertools.product(D, TRUNCATIONS)))
+        return jax.vmap(lambda p: candidate(kernel, landmarks, p[0] / scale**2, p[1]))(pairs)
+
+    estimates = jax.lax.map(of_scale, jnp.asarray(OBSERVATION_SCALES))
+    return estimates.reshape(-1, *estimates.shape[2:])
+
+
+@eqx.filter_jit
+def as_in_the_papers(states, observations, tests, stretch):
+    """Estimates of all candidates of the filter as S13 prints it."""
+    h_s, h_o = kbr.median_heuristic(states), kbr.median_heuristic(observations)
+
+    def candidate(scale, epsilon, delta):
+        filt = kbr.KernelBayesFilter.fit(
+            kbr.Gaussian(scale * h_s),
+            kbr.Gaussian(scale * h_o),
+            states,
+            observations,
+            regularizer=epsilon * stretch,
+            posterior_regularizer=delta,
+            landmarks_states=STATE_RANK,
+            landmarks_observations=OBSERVATION_RANK,
+            clip=False,
+            truncation=0.0,
+            normalise=False,
+        )
+        return _decode(filt, tests)
+
+    pairs = jnp.asarray(list(itertools.product(PAPER_EPSILONS, PAPER_DELTAS)))
+    estimates = jax.lax.map(
+        lambda scale: jax.vmap(lambda p: candidate(scale, p[0], p[1]))(pairs), jnp.asarray(PAPER_SCALES)
+    )
+    return estimates.reshape(-1, *estimates.shape[2:])
+
+
+@eqx.filter_jit
+def ridge_on_windows(states, observations, tests, stretch):
+    """Kernel ridge regression of the state on the last 1 to 4 observations (Gaussian kernel); no filter."""
+
+    def windows(sequence, length):
+        index = jnp.maximum(jnp.arange(sequence.shape[0])[:, None] - jnp.arange(length)[None, :], 0)
+        return sequence[index].reshape(sequence.shape[0], -1)
+
+    estimates = []
+    for length in (1, 2, 3, 4):
+        x, query = windows(observations, length), windows(tests, length)
+        h = kbr.median_heuristic(x)
+
+        def candidate(p, x=x, query=query, h=h):
+            model = kbr.fit_conditional(
+                kbr.Gaussian(p[0] * h), kbr.Linear(), x, states, regularizer=p[1] * stretch, landmarks_y=2
+            )
+            return kbr.conditional_expectation(model, lambda s: s, query)
+
+        pairs = itertools.product((0.5, 1.0, 2.0, 4.0), (1e-4, 1e-3, 1e-2, 1e-1))
+        estimates.append(jax.lax.map(candidate, jnp.asarray(list(pairs))))
+    return jnp.concatenate(estimates)
+
+
+def squared_errors(estimates, truth, burn_in):
+    errors = np.sum((np.nan_to_num(np.asarray(estimates), nan=1e3) - truth) ** 2, axis=-1)[..., burn_in:]
+    return np.mean(np.minimum(errors, 10.0), axis=-1)
+
+
+def choose(method, states, observations, tests):
+    """Estimates of the selected candidate, and of the average, by two halves of the training sample."""
+    half = len(states) // 2
+    first, second = slice(0, half), slice(half, 2 * half)
+    validation = np.mean(
+        [
+            squared_errors(method(states[a], observations[a], observations[b], 2.0), states[b], BURN_IN // 2)
+            for a, b in ((first, second), (second, first))
+        ],
+        axis=0,
+    )
+    weights = np.exp(-(validation / validation.min() - 1) * len(states) / 3)
+    estimates = np.asarray(method(states, observations, tests, 1.0))
+    return estimates[np.argmin(validation)], np.tensordot(weights / weights.sum(), estimates, 1)
+
+
+def repetition(system, size, seed):
+    """Mean squared error of every method on one training and one test sequence."""
+    rng = np.random.default_rng([seed, size, system == "b"])
+    states, observations = simulate(system, size, rng)
+    truth, tests = simulate(system, TEST, rng)
+    selected, averaged = choose(ours, states, observations, tests)
+    estimates = {
+        "optimal (particle filter, true model)": particle_filter(system, tests, rng),
+        "EKF, true model": extended_kalman(system, tests),
+        "UKF, true model": unscented_kalman(system, tests),
+        "raw observation": tests,
+        "kernel ridge on windows": choose(ridge_on_windows, states, observations, tests)[0],
+        "kernel Bayes filter, as in the papers": choose(as_in_the_papers, states, observations, tests)[0],
+        "kernel Bayes filter, selected": selected,
+        "kernel Bayes filter, averaged": averaged,
+    }
+    return {name: float(squared_errors(value, truth, BURN_IN)) for name, value in estimates.items()}
+
+
+def summarise(rows):
+    """Ratio of mean errors to the optimal filter's, with the standard error of the paired ratio."""
+    optimal = np.asarray([row["optimal (particle filter, true model)"] for row in rows])
+    ridge = np.asarray([row["kernel ridge on windows"] for row in rows])
+    summary = {}
+    for name in rows[0]:
+        errors = np.asarray([row[name] for row in rows])
+        ratio = errors.mean() / optimal.mean()
+        difference = errors - ridge
+        summary[name] = {
+            "mse": float(errors.mean()),
+            "ratio": float(ratio),
+            "ratio_se": float(np.std(errors - ratio * optimal, ddof=1) / np.sqrt(len(rows)) / optimal.mean()),
+            "minus_ridge": float(difference.mean()),
+            "minus_ridge_se": float(np.std(difference, ddof=1) / np.sqrt(len(rows))),
+        }
+    return summary
+
+
+def main() -> None:
+    jax.config.update("jax_enable_x64", True)
+    repetitions = int(sys.argv[1]) if len(sys.argv) > 1 else 20
+    cells = [(system, size) for system in SYSTEMS for size in SIZES]
+    start, results = time.perf_counter(), {}
+    with tqdm(total=repetitions * len(cells), unit="run") as bar:
+        for system, size in cells:
+            rows = []
+            for seed in range(repetitions):
+                rows.append(repetition(system, size, seed))
+                bar.update()
+            results[f"({system}) T = {size}"] = summarise(rows)
+    names = list(next(iter(results.values())))
+    rows = [
+        [name, *(f"{cell[name]['ratio']:.3f} ± {cell[name]['ratio_se']:.3f}" for cell in results.values())]
+        for name in names
+    ]
+    print(reporting.table(["mean squared error / optimal", *results], rows))
+    difference = "kernel Bayes filter, averaged"
+    print(
+        "averaged minus ridge, paired: "
+        + "; ".join(
+            f"{cell}: {values[difference]['minus_ridge']:+.4f} ± {values[difference]['minus_ridge_se']:.4f}"
+            for cell, values in results.items()
+        )
+    )
+    seconds = time.perf_counter() - start
+    print(
+        reporting.save("rotation_dynamics", COMMAND, {"repetitions": repetitions, "seconds": seconds, "cells": results})
+    )
+
+
+if __name__ == "__main__":
+    main()
