@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-MODULES = ["filter_speed", "rotation_dynamics", "camera_selection", "camera_accuracy", "camera_demo"]
+MODULES = ["filter_speed", "precision", "rotation_dynamics", "camera_selection", "camera_accuracy", "camera_demo"]
 
 
 def main() -> None:

@@ -68,17 +68,6 @@ def windows(frames: np.ndarray, length: int) -> np.ndarray:
     return frames[index].reshape(len(frames), -1)
 
 
-def ridge(
-    train: np.ndarray, rotations: np.ndarray, test: np.ndarray, regularizer: float, scale: float = 1.0
-) -> np.ndarray:
-    """Kernel ridge regression of the rotation on a frame (or window), Gaussian kernel at `scale` medians, projected."""
-    kernel = kbr.Gaussian(scale * kbr.median_heuristic(jnp.asarray(train)))
-    model = kbr.fit_conditional(
-        kernel, kbr.Linear(), train, rotations, regularizer=regularizer, landmarks_y=kbr.given_landmarks(rotations[:9])
-    )
-    return np.asarray(kbr.project_rotation(kbr.conditional_expectation(model, lambda r: r, test)))
-
-
 def kalman(rotations: np.ndarray, frames: np.ndarray, test: np.ndarray, ridge_share: float = 1e-2) -> np.ndarray:
     """Kalman filter on the nine matrix entries, all parameters by linear regression on the training sequence.
 
@@ -94,19 +83,23 @@ def kalman(rotations: np.ndarray, frames: np.ndarray, test: np.ndarray, ridge_sh
     residual = np.cov((o - s @ observe.T).T)
     r = (1 - ridge_share) * residual + ridge_share * np.diag(np.diag(residual))
     information = observe.T @ np.linalg.solve(r, observe)
-    gain_rows = np.linalg.solve(r, observe).T
-    return _kalman_scan(transition, q, information, t @ gain_rows.T, np.cov(s.T), s_mean)
+    evidence = t @ np.linalg.solve(r, observe)
+    means = kalman_means(transition, q, information, evidence, np.cov(s.T)) + s_mean
+    return np.asarray(kbr.project_rotation(jnp.asarray(means.reshape(-1, 3, 3))))
 
 
-def _kalman_scan(transition, q, information, evidence, start, s_mean):
-    """Information form: the 1200 pixels enter through C' R^{-1} o, nine numbers a frame."""
-    mean, covariance, means = np.zeros(len(q)), start, []
+def kalman_means(transition, q, information, evidence, covariance) -> np.ndarray:
+    """Posterior means of a Kalman filter in information form, from a first state with mean 0 and the given covariance.
+
+    `information` is C' R^{-1} C and a row of `evidence` C' R^{-1} o: 1200 pixels enter as nine numbers a frame.
+    """
+    mean, means = np.zeros(len(q)), []
     for row in evidence:
         posterior = np.linalg.inv(np.linalg.inv(covariance) + information)
         mean = posterior @ (np.linalg.solve(covariance, mean) + row)
         means.append(mean)
         mean, covariance = transition @ mean, transition @ posterior @ transition.T + q
-    return np.asarray(kbr.project_rotation(jnp.asarray((np.stack(means) + s_mean).reshape(-1, 3, 3))))
+    return np.stack(means)
 
 
 def random_rotations(count: int, seed: int = 0) -> np.ndarray:
@@ -114,8 +107,3 @@ def random_rotations(count: int, seed: int = 0) -> np.ndarray:
     q, r = np.linalg.qr(np.random.default_rng(seed).normal(size=(count, 3, 3)))
     q = q * np.sign(np.einsum("tii->ti", r))[:, None, :]
     return q * np.linalg.det(q)[:, None, None]
-
-
-def turned(rotations: np.ndarray) -> np.ndarray:
-    """The same views half a turn about the vertical axis away: where the look-alike room looks alike."""
-    return np.diag([-1.0, 1.0, -1.0]).astype(rotations.dtype) @ rotations

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import kbr_jax as kbr
+from benchmarks.camera import kalman_means
 
 CASES = json.loads((pathlib.Path(__file__).parent / "reference_cases.json").read_text())
 RULES, POSTERIOR = CASES["rules_and_filters"], CASES["posterior"]
@@ -307,3 +308,32 @@ def test_discrete_hidden_markov_model(transition, expected, landmarks):
     run = kbr.filter(filt, inputs["obs"])
     table = np.stack([by_class(w, inputs["s"], 3) for w in run.weights])
     close(table / table.sum(1, keepdims=True), case["expected"][expected], case["tol"])
+
+
+def test_equation_23_as_printed_is_not_bayes_rule():
+    """The misprint of S13 eq 23, with (D K)^2 where (K D)^2 must stand, reproduced to show what it gives."""
+
+    def printed(lam, w, k, column, delta):
+        d = np.diag(w)
+        return lam.T @ np.linalg.solve((d @ k) @ (d @ k) + delta * np.eye(len(w)), k @ d @ column)
+
+    case = POSTERIOR["6_s13_eq23_24"]
+    x, y, prior = (np.asarray(case[name]) for name in ("phi_x", "phi_y", "phi_ytilde"))
+    lam = np.linalg.solve(y @ y.T + case["lam"] * np.eye(3), y @ prior.T) * np.asarray(case["alpha"])
+    beta = printed(lam, lam.sum(1), x @ x.T, x @ np.asarray(case["phi_x_query"]), case["lam_tilde"])
+    close(beta @ prior, case["mu_a_printed_eq23_WRONG"], 1e-12)
+    assert np.abs(beta @ prior - np.asarray(case["mu_a_operator"])).max() > 0.1
+
+
+def test_scalar_kalman_filter_of_the_baselines():
+    case = RULES["T17_kalman_scalar"]
+    a, q, r, start = 0.9, 0.1, 0.2, 1.0
+    observations = np.asarray([1.0, 0.5, -0.2])
+    means = kalman_means(
+        np.asarray([[a]]),
+        np.asarray([[q]]),
+        np.asarray([[1 / r]]),
+        observations[:, None] / r,
+        np.asarray([[a**2 * start + q]]),
+    )
+    close(means[:, 0], case["expected"]["m"], case["tol"])

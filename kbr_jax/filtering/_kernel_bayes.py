@@ -25,6 +25,10 @@ class Recovery(eqx.Module):
     - `marginal_share` a and `observation_share` b, in [0, 1): $w \leftarrow (1 - a - b) w + |w|_1 (a / n + b v / |v|_1)$.
     - `restart_below`, in [0, 1): $w \leftarrow v$ where the observation contradicts the belief,
       $w^\top k_o / |w|_1 < \text{restart\_below} \cdot v^\top k_o / |v|_1$.
+
+    A share does not stay small where the posterior regularizer is: the prior drops out of rule (b) as delta -> 0, so a
+    share above about sqrt(delta) competes on the likelihood alone, every step. That helps where a single observation
+    tells the candidates apart, and hurts where it does not; try it on held-out data.
     """
 
     marginal_share: Float[Array, ""] = eqx.field(converter=lambda value: as_share(value, "marginal_share"), default=0.0)

@@ -1,0 +1,88 @@
+"""How far float32 is from float64, for each path and regularizer.
+
+    python -m benchmarks.precision
+
+Rotation dynamics (b), n = 400, exact Gram matrices. For one-step results the largest error of the estimated state, relative to
+its scale; for the filter the mean squared error in both precisions over 200 steps (its trajectories part at small
+regularizers, its errors should not).
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import kbr_jax as kbr
+
+from . import reporting
+from .rotation_references import simulate
+
+COMMAND = "python -m benchmarks.precision"
+SIZE, STEPS = 400, 200
+RIDGES, DELTAS = (1e-2, 1e-4, 1e-6, 1e-8), (1e-3, 1e-5, 1e-7, 1e-9)
+
+
+def paths(states, observations, tests):
+    """Name of each path, with a function of its regularizer that estimates states."""
+    kernel_s, kernel_o = kbr.Gaussian(0.4), kbr.Gaussian(0.5)
+
+    def condition(regularizer):
+        model = kbr.fit_conditional(kernel_o, kernel_s, observations, states, regularizer=regularizer)
+        return kbr.expectation(kbr.condition(model, tests), lambda s: s)
+
+    def bayes(form):
+        def estimate(delta):
+            model = kbr.fit_conditional(kernel_s, kernel_o, states, observations, regularizer=1e-3)
+            prior = kbr.embed(kernel_s, states[:50])
+            options = {"regularizer": delta, "form": form, "clip": True}
+            return kbr.expectation(kbr.bayes_rule(model, prior, tests, **options), lambda s: s)
+
+        return estimate
+
+    def filtered(delta):
+        filt = kbr.KernelBayesFilter.fit(
+            kernel_s, kernel_o, states, observations, regularizer=1e-3, posterior_regularizer=delta
+        )
+        return kbr.mean(filt.belief(kbr.filter(filt, tests).weights))
+
+    one_step = {
+        "conditional embedding": (condition, RIDGES),
+        "Bayes' rule (b)": (bayes("b"), DELTAS),
+        "Bayes' rule (a)": (bayes("a"), DELTAS),
+        "Bayes' rule, importance-weighted": (bayes("importance"), DELTAS),
+    }
+    return one_step, filtered
+
+
+def main() -> None:
+    jax.config.update("jax_enable_x64", True)
+    rng = np.random.default_rng(0)
+    states, observations = simulate("b", SIZE, rng)
+    truth, tests = simulate("b", STEPS, rng)
+    data = {dtype: [jnp.asarray(a, dtype) for a in (states, observations, tests)] for dtype in ("float32", "float64")}
+    single, double = (paths(*data[dtype]) for dtype in ("float32", "float64"))
+    results: dict[str, dict] = {}
+    for name, (estimate, values) in single[0].items():
+        results[name] = {}
+        for value in values:
+            reference = np.asarray(double[0][name][0](value))
+            error = np.abs(np.asarray(estimate(value)) - reference).max() / np.abs(reference).max()
+            results[name][f"{value:g}"] = float(error)
+    results["filter (b), MSE float32 / float64"] = {
+        f"{delta:g}": [
+            float(np.mean(np.sum((np.asarray(run(delta)) - truth) ** 2, -1))) for run in (single[1], double[1])
+        ]
+        for delta in DELTAS
+    }
+    rows = []
+    for name, cells in results.items():
+        values = [
+            f"{k}: " + (f"{v:.0e}" if isinstance(v, float) else " / ".join(f"{x:.4f}" for x in v))
+            for k, v in cells.items()
+        ]
+        rows.append([name, *values])
+    print(reporting.table(["path", *(f"regularizer {i + 1}" for i in range(4))], rows))
+    print(reporting.save("precision", COMMAND, results))
+
+
+if __name__ == "__main__":
+    main()
