@@ -1,6 +1,8 @@
 r"""Accuracy on the rotation dynamics of F11 (section 5.3) and S13 (section 5.2) against the optimal filter.
 
-    python -m benchmarks.rotation_dynamics [repetitions]
+    python -m benchmarks.rotation_dynamics [repetitions [T ...]]
+
+The defaults are 40 repetitions at T = 200 and 400 and 20 at T = 800; cells that are not run keep their last results.
 
 State (u, v), $\theta_{t+1} = \operatorname{atan2}(v_t, u_t) + \eta$, $(u, v)_{t+1} = (1 + b \sin(8 \theta_{t+1})) (\cos\theta_{t+1},
 \sin\theta_{t+1})$ plus noise, observed with noise, both N(0, 0.2^2 I); (a) eta = .3, b = 0; (b) eta = .4, b = .4. Train on
@@ -13,8 +15,8 @@ exp(-T (V / min V - 1) / 3).
 """
 
 import itertools
+import json
 import sys
-import time
 
 import equinox as eqx
 import jax
@@ -28,7 +30,7 @@ from . import reporting
 from .rotation_references import SYSTEMS, extended_kalman, particle_filter, simulate, unscented_kalman
 
 COMMAND = "python -m benchmarks.rotation_dynamics"
-SIZES, TEST, BURN_IN = (200, 400, 800), 200, 20
+REPETITIONS, TEST, BURN_IN = {200: 40, 400: 40, 800: 20}, 200, 20
 STATE_RANK, OBSERVATION_RANK = 80, 40
 
 # Ours: importance-weighted, two-inverse, clipped. Bandwidths in medians; delta = d / h_o^2.
@@ -187,34 +189,34 @@ def summarise(rows):
 
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
-    repetitions = int(sys.argv[1]) if len(sys.argv) > 1 else 20
-    cells = [(system, size) for system in SYSTEMS for size in SIZES]
-    start, results = time.perf_counter(), {}
-    with tqdm(total=repetitions * len(cells), unit="run") as bar:
-        for system, size in cells:
+    sizes = [int(size) for size in sys.argv[2:]] or list(REPETITIONS)
+    count = {size: int(sys.argv[1]) if len(sys.argv) > 1 else REPETITIONS[size] for size in sizes}
+    path = reporting.RESULTS / "rotation_dynamics.json"
+    old = json.loads(path.read_text())["results"] if path.exists() else {}
+    results = {f"({system}) T = {size}": {} for system in SYSTEMS for size in REPETITIONS} | old
+    with tqdm(total=len(SYSTEMS) * sum(count.values()), unit="run") as bar:
+        for system, size in itertools.product(SYSTEMS, sizes):
             rows = []
-            for seed in range(repetitions):
+            for seed in range(count[size]):
                 rows.append(repetition(system, size, seed))
                 bar.update()
-            results[f"({system}) T = {size}"] = summarise(rows)
-    names = list(next(iter(results.values())))
+            results[f"({system}) T = {size}"] = {"repetitions": count[size], "methods": summarise(rows)}
+    results = {cell: values for cell, values in results.items() if values}
+    methods = [values["methods"] for values in results.values()]
     rows = [
-        [name, *(f"{cell[name]['ratio']:.3f} ± {cell[name]['ratio_se']:.3f}" for cell in results.values())]
-        for name in names
+        [name, *(f"{cell[name]['ratio']:.3f} ± {cell[name]['ratio_se']:.3f}" for cell in methods)]
+        for name in methods[0]
     ]
     print(reporting.table(["mean squared error / optimal", *results], rows))
     difference = "kernel Bayes filter, averaged"
     print(
         "averaged minus ridge, paired: "
         + "; ".join(
-            f"{cell}: {values[difference]['minus_ridge']:+.4f} ± {values[difference]['minus_ridge_se']:.4f}"
-            for cell, values in results.items()
+            f"{cell}: {m[difference]['minus_ridge']:+.4f} ± {m[difference]['minus_ridge_se']:.4f}"
+            for cell, m in zip(results, methods, strict=True)
         )
     )
-    seconds = time.perf_counter() - start
-    print(
-        reporting.save("rotation_dynamics", COMMAND, {"repetitions": repetitions, "seconds": seconds, "cells": results})
-    )
+    print(reporting.save("rotation_dynamics", COMMAND, results))
 
 
 if __name__ == "__main__":

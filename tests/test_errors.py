@@ -226,7 +226,7 @@ CASES = {
     ),
     # The filter of 2009.
     "2009 lengths": (lambda: fit_simple(observations=Y[:4]), "`states` has 6 points and `observations` 4"),
-    "2009 one pair": (lambda: fit_simple(X[:2], Y[:1]), "`observations` must have at least 2 points"),
+    "2009 one pair": (lambda: fit_simple(X[:2], Y[:1]), "at least two states and 2 observations"),
     "2009 form": (lambda: fit_simple(form="b"), "`form` must be 'affine' or 'printed', got 'b'"),
     "2009 landmarks": (lambda: fit_simple(landmarks_states=3), "landmarks for both states and observations"),
     "2009 regularizer": (lambda: fit_simple(regularizer=0.0), "`regularizer` must be positive, got 0"),

@@ -5,14 +5,14 @@ from typing import Any, Literal
 import equinox as eqx
 import jax.numpy as jnp
 
-from .._checks import as_count, as_regularizer, size, take
+from .._checks import as_count, as_regularizer
 from .._numerics import PSDFactor, matmul
 from .._typing import Array, ArrayLike, Bool, Float, Point, Points
 from ..embedding import Embedding, normalised
 from ..features import AbstractFeatureMap, AbstractFeatures, ExactFeatures, Landmarks, fit_features
 from ..kernels import AbstractKernel, DirectSum, as_kernel
 from ..rules import centred_weights
-from ._base import AbstractFilter, FilterStep, as_sequence, as_triples, project_prior
+from ._base import AbstractFilter, FilterStep, as_transitions, project_prior
 
 Form = Literal["affine", "printed"]
 
@@ -98,18 +98,7 @@ class ApproximateFilter(AbstractFilter):
         if (landmarks_states is None) != (landmarks_observations is None):
             raise ValueError("Give landmarks for both states and observations, or for neither.")
         kernel_states, kernel_observations = as_kernel(kernel_states), as_kernel(kernel_observations)
-        if successors is None:
-            states, observations = as_sequence(states, observations)
-            count = size(observations)
-            if count < 2:
-                raise ValueError("`observations` must have at least 2 points: pairs are (s_t, o_{t+1}).")
-            states, observations, successors = (
-                take(states, slice(0, count - 1)),
-                take(observations, slice(1, count)),
-                take(states, slice(1, count)),
-            )
-        else:
-            states, observations, successors = as_triples(states, observations, successors)
+        states, observations, successors = as_transitions(states, observations, successors, lag=1)
         kernel_states.check(states, "states")
         kernel_observations.check(observations, "observations")
         first = fit_features(kernel_states, states, landmarks_states)

@@ -95,27 +95,28 @@ class AbstractFilter(eqx.Module):
         return jax.tree.map(fill, observations, take(self.observations.points, 0))
 
 
-def as_sequence(states: Points, observations: Points) -> tuple[Points, Points]:
-    """A checked training sequence: T observations, and T or T + 1 states of which the last may be unobserved."""
+def as_transitions(
+    states: Points, observations: Points, successors: Points | None, lag: int
+) -> tuple[Points, Points, Points]:
+    """Checked training triples `[n, ...]`: states, observations made `lag` steps later, and successors.
+
+    From one sequence of T observations with T or T + 1 states (the last may be unobserved), or as given with `successors`.
+    """
     states = check_finite(as_points(states, "states"), "states")
     observations = check_finite(as_points(observations, "observations"), "observations")
-    if size(states) - size(observations) not in (0, 1) or size(states) < 2:
+    if successors is not None:
+        successors = check_finite(as_points(successors, "successors"), "successors")
+        check_alike(successors, "successors", states, "states")
+        check_same_size(successors, "successors", states, "states")
+        check_same_size(observations, "observations", states, "states")
+        return states, observations, successors
+    count = min(size(states) - 1, size(observations) - lag)
+    if size(states) - size(observations) not in (0, 1) or count < 1:
         raise ValueError(
             f"`states` has {size(states)} points and `observations` {size(observations)}; a training sequence needs T "
-            "observations with T or T + 1 states, and at least two states. For separate transitions pass `successors`."
+            f"observations with T or T + 1 states, at least two states and {1 + lag} observations. For separate transitions pass `successors`."
         )
-    return states, observations
-
-
-def as_triples(states: Points, observations: Points, successors: Points) -> tuple[Points, Points, Points]:
-    """Checked separate transitions, n of each."""
-    states = check_finite(as_points(states, "states"), "states")
-    observations = check_finite(as_points(observations, "observations"), "observations")
-    successors = check_finite(as_points(successors, "successors"), "successors")
-    check_alike(successors, "successors", states, "states")
-    check_same_size(successors, "successors", states, "states")
-    check_same_size(observations, "observations", states, "states")
-    return states, observations, successors
+    return take(states, slice(count)), take(observations, slice(lag, lag + count)), take(states, slice(1, count + 1))
 
 
 def project_prior(features: AbstractFeatures, prior: Embedding, regularizer: Float[Array, ""]) -> Float[Array, " n"]:

@@ -6,14 +6,14 @@ import equinox as eqx
 import jax.numpy as jnp
 from jax import lax
 
-from .._checks import as_count, as_regularizer, as_share, size, take
+from .._checks import as_count, as_regularizer, as_share
 from .._numerics import PSDFactor, matmul, safe_divide
 from .._typing import Array, ArrayLike, Bool, Float, Point, Points
 from ..embedding import Embedding
 from ..features import AbstractFeatures, Landmarks, fit_features
 from ..kernels import as_kernel
 from ..rules import check_truncation, clean_weights
-from ._base import AbstractFilter, FilterStep, as_sequence, as_triples, project_prior
+from ._base import AbstractFilter, FilterStep, as_transitions, project_prior
 
 
 class Recovery(eqx.Module):
@@ -138,16 +138,7 @@ class KernelBayesFilter(AbstractFilter):
         options that exclude each other.
         """
         kernel_states, kernel_observations = as_kernel(kernel_states), as_kernel(kernel_observations)
-        if successors is None:
-            states, observations = as_sequence(states, observations)
-            count = size(states) - 1
-            states, observations, successors = (
-                take(states, slice(0, count)),
-                take(observations, slice(0, count)),
-                take(states, slice(1, None)),
-            )
-        else:
-            states, observations, successors = as_triples(states, observations, successors)
+        states, observations, successors = as_transitions(states, observations, successors, lag=0)
         kernel_states.check(states, "states")
         kernel_observations.check(observations, "observations")
         transition = transition or ("two-inverse" if form == "a" else "shift")
@@ -159,14 +150,13 @@ class KernelBayesFilter(AbstractFilter):
         dtype = state_features.codes.dtype
         epsilon = as_regularizer(regularizer, "regularizer", dtype)
         delta = as_regularizer(posterior_regularizer, "posterior_regularizer", dtype)
-        state_factor = transition_factor = state_features.ridge(epsilon)
+        state_factor = state_features.ridge(epsilon)
+        transition_factor = state_factor
         if transition_regularizer is not None:
             ridge = as_regularizer(transition_regularizer, "transition_regularizer", dtype)
             transition_factor = state_features.ridge(ridge)
-        if observation_regularizer is None:
-            ridge = epsilon
-        else:
-            ridge = as_regularizer(observation_regularizer, "observation_regularizer", dtype)
+        ridge = epsilon if observation_regularizer is None else observation_regularizer
+        ridge = as_regularizer(ridge, "observation_regularizer", dtype)
         return KernelBayesFilter(
             states=state_features,
             observations=observation_features,
