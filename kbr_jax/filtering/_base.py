@@ -114,7 +114,8 @@ def as_transitions(
     if size(states) - size(observations) not in (0, 1) or count < 1:
         raise ValueError(
             f"`states` has {size(states)} points and `observations` {size(observations)}; a training sequence needs T "
-            f"observations with T or T + 1 states, at least two states and {1 + lag} observations. For separate transitions pass `successors`."
+            f"observations with T or T + 1 states, at least two states and {1 + lag} observations. For separate transitions "
+            "pass `successors`."
         )
     return take(states, slice(count)), take(observations, slice(lag, lag + count)), take(states, slice(1, count + 1))
 
