@@ -62,8 +62,8 @@ def draw(data: camera.Camera, filtered: Track, ridge: Track, path: pathlib.Path)
         label="kernel Bayes filter",
     )
     axis.set(ylabel="direction of view (degrees)", yticks=[-180, -90, 0, 90, 180], xlim=(0, SHOWN))
-    axis.set_title("belief of the filter (blue), its estimate, and the truth", fontsize=10)
-    axis.legend(loc="lower right", fontsize=8, framealpha=0.9, markerscale=1.5)
+    axis.set_title("belief of the filter in blue", fontsize=10, loc="left")
+    axis.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3, fontsize=9, frameon=False, markerscale=1.5)
 
     axis = figure.add_subplot(grid[2, :])
     axis.semilogy(
