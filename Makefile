@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: demo test check format benchmarks notebooks clean
+.PHONY: demo test check format benchmarks clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/python -m benchmarks.camera_demo

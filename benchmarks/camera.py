@@ -18,7 +18,6 @@ class Camera(NamedTuple):
 
     frames: np.ndarray
     rotations: np.ndarray
-    clean: np.ndarray
 
     def part(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Rotations and frames of a stretch."""
@@ -31,7 +30,7 @@ def load(name: str, variance: float, seed: int = 0, dtype: type = np.float32) ->
         clean, rotations = arrays["frames"] / 255.0, arrays["rotations"]
     noise = np.random.default_rng(seed).normal(size=clean.shape) * np.sqrt(variance)
     frames = (clean + noise).reshape(len(clean), -1)
-    return Camera(frames.astype(dtype), rotations.astype(dtype), clean)
+    return Camera(frames.astype(dtype), rotations.astype(dtype))
 
 
 def frobenius(estimates: np.ndarray, truth: np.ndarray) -> np.ndarray:

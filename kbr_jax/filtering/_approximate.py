@@ -126,7 +126,8 @@ class ApproximateFilter(AbstractFilter):
         """Weights on the successors: uniform, as algorithm 2 starts, or the regression of a given prior onto them."""
         if prior is None:
             return jnp.full(self.states.size, 1 / self.states.size, self.successor_codes.dtype)
-        return project_prior(self.states.rebase(self.successors), prior, self.regularizer)
+        successors = self.states.rebase(self.successors)
+        return project_prior(successors, prior, successors.ridge(self.regularizer))
 
     def init_from_observation(self, observation: Point) -> tuple[Float[Array, " n"], FilterStep]:
         """Belief of a first observation without a past: the (affine) conditional embedding of the state given it."""

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._checks import as_batch, as_points, check_alike, check_finite, check_same_size, size, take
-from .._numerics import matmul
+from .._numerics import PSDFactor, matmul
 from .._typing import Array, ArrayLike, Bool, Float, Point, Points
 from ..embedding import Embedding
 from ..features import AbstractFeatures
@@ -120,12 +120,12 @@ def as_transitions(
     return take(states, slice(count)), take(observations, slice(lag, lag + count)), take(states, slice(1, count + 1))
 
 
-def project_prior(features: AbstractFeatures, prior: Embedding, regularizer: Float[Array, ""]) -> Float[Array, " n"]:
-    """An embedding over states as weights on the sample of `features`."""
+def project_prior(features: AbstractFeatures, prior: Embedding, factor: PSDFactor) -> Float[Array, " n"]:
+    """An embedding over states as weights on the sample of `features`, by the ridge regression of `factor`."""
     if prior.weights.ndim != 1:
         raise ValueError(f"`prior` is a batch of shape {prior.weights.shape}; use `jax.vmap` over its weights.")
     check_alike(prior.points, "prior.points", features.points, "training states")
-    return features.project(matmul(prior.weights, features.encode(prior.points))[None], regularizer)[0]
+    return features.ridge_weights(factor, matmul(prior.weights, features.encode(prior.points))[None])[0]
 
 
 def filter(

@@ -180,9 +180,10 @@ class KernelBayesFilter(AbstractFilter):
         """Prior of the first observation, from an embedding over states; by default the training states' marginal."""
         if prior is None:
             weights = jnp.full(self.states.size, 1 / self.states.size, self.successor_codes.dtype)
+            prior = self._on_states(weights)
         else:
-            weights = project_prior(self.states, prior, self.regularizer)
-        return KernelBayesState(weights, self._onto_support(weights if prior is None else prior))
+            weights = project_prior(self.states, prior, self.state_factor)
+        return KernelBayesState(weights, self._onto_support(weights, prior))
 
     def init_from_observation(self, observation: Point) -> tuple[KernelBayesState, FilterStep]:
         r"""Belief $(K + n \varepsilon I)^{-1} k(O, o)$ of a first observation without prior (F11 eq 10), and the next state."""
@@ -190,7 +191,7 @@ class KernelBayesFilter(AbstractFilter):
         own = self.observations.ridge_weights(self.observation_factor, code[None])[0]
         values = self.observations.expand(code[None])[0]
         evidence = safe_divide(matmul(own, values), jnp.sum(own))
-        belief = self._onto_support(own)
+        belief = self._onto_support(own, self._on_states(own))
         return self._advance(belief), FilterStep(belief, own, evidence, jnp.asarray(False))
 
     def update(
@@ -240,14 +241,15 @@ class KernelBayesFilter(AbstractFilter):
         mixed = (1 - marginal - frame) * prior + mass * (marginal / prior.shape[0] + frame * own)
         return jnp.where(restarted, mass * own, mixed), restarted
 
-    def _onto_support(self, prior: Embedding | Float[Array, " n"]) -> Float[Array, " n"]:
-        """Weights on the support, for a prior or for weights on the states: form (a) stands on the successors."""
-        if not isinstance(prior, Embedding):
-            prior = Embedding(self.states.kernel, self.states.points, prior)
-            if self.form != "a":
-                return prior.weights
-        support = self.states.rebase(self.successors) if self.form == "a" else self.states
-        return project_prior(support, prior, self.regularizer)
+    def _on_states(self, weights: Float[Array, " n"]) -> Embedding:
+        return Embedding(self.states.kernel, self.states.points, weights)
+
+    def _onto_support(self, weights: Float[Array, " n"], prior: Embedding) -> Float[Array, " n"]:
+        """Weights on the support, of a prior that has the given weights on the states: form (a) stands on the successors."""
+        if self.form != "a":
+            return weights
+        successors = self.states.rebase(self.successors)
+        return project_prior(successors, prior, successors.ridge(self.regularizer))
 
     def _posterior(self, prior, shifted, code) -> Float[Array, " n"]:
         """Bayes' rule for cleaned prior weights, on the largest `max_active` of them if that is set."""
