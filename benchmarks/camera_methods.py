@@ -27,7 +27,7 @@ class Track(NamedTuple):
 
 
 def run_filter(
-    filt: kbr.AbstractFilter, frames: np.ndarray, prior=None, tick: Callable[[int], Any] | None = None
+    filt: kbr.AbstractSampleFilter, frames: np.ndarray, prior=None, tick: Callable[[int], Any] | None = None
 ) -> Track:
     """Filter the frames in chunks, timing each; the median chunk leaves the compilation out."""
     state, weights, times = filt.init(prior), [], []
@@ -89,7 +89,7 @@ def ridge(rotations, frames, tests, *, c, epsilon, window=1) -> np.ndarray:
     return np.asarray(kbr.project_rotation(kbr.conditional_expectation(model, lambda r: r, query)))
 
 
-FILTERS: dict[str, Callable[..., kbr.AbstractFilter]] = {
+FILTERS: dict[str, Callable[..., kbr.AbstractSampleFilter]] = {
     "kernel Bayes filter (b), clipped, truncated": kernel_bayes,
     "importance-weighted, truncated": lambda r, f, **p: kernel_bayes(r, f, form="importance", **p),
     "as in the papers, Gaussian kernel": lambda r, f, **p: kernel_bayes(r, f, clip=False, **p),

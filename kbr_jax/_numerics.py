@@ -140,3 +140,27 @@ def resolvent(
     shifted = lax.complex(matrix, shift * jnp.eye(matrix.shape[-1], dtype=matrix.dtype))
     solution = jnp.linalg.solve(shifted, lax.complex(b, jnp.zeros_like(b)))
     return jnp.real(solution), -jnp.imag(solution) / shift
+
+
+def symmetric_resolvent(
+    matrix: Float[Array, "n n"], squared_shift: Float[Array, ""], b: Float[Array, "n *k"]
+) -> Float[Array, "n *k"]:
+    r"""$M (M^2 + \delta I)^{-1} b$ of a symmetric matrix, the first half of `resolvent`; cost O(n^3 + n^2 k).
+
+    In float64 by a Cholesky factor of $M^2 + \delta I$ and one step of refinement without the square: several times faster
+    than the complex LU, good while delta is above 1e-12 of $|M|^2$. In float32 the square would leave no digits: `resolvent`.
+    """
+    if jnp.finfo(matrix.dtype).eps > 1e-10:
+        return resolvent(matrix, squared_shift, b)[0]
+    fixed, shift = lax.stop_gradient(matrix), lax.stop_gradient(squared_shift)
+    factor = lax.stop_gradient(psd_factor(matmul(fixed, fixed), shift).cholesky)
+
+    def refined(_, rhs):
+        first = jax.scipy.linalg.cho_solve((factor, True), rhs)
+        residual = (rhs - matmul(fixed, matmul(fixed, first))) - shift * first
+        return first + jax.scipy.linalg.cho_solve((factor, True), residual)
+
+    def square(x):
+        return matmul(matrix, matmul(matrix, x)) + squared_shift * x
+
+    return matmul(matrix, lax.custom_linear_solve(square, b, refined, symmetric=True))

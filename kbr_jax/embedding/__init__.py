@@ -14,6 +14,7 @@ from ._embedding import Embedding as Embedding
 from ._embedding import embed as embed
 from ._embedding import evaluate as evaluate
 from ._embedding import expectation as expectation
+from ._embedding import guarded_sum as guarded_sum
 from ._embedding import inner as inner
 from ._embedding import mean as mean
 from ._embedding import mix as mix

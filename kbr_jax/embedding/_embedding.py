@@ -139,8 +139,11 @@ def normalise(embedding: Embedding) -> tuple[Embedding, Float[Array, "*batch"]]:
 
 def normalised(weights: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
     """Weights divided by their sum, guarded as `normalise` says."""
-    mass = jnp.sum(weights, axis=-1, keepdims=True)
-    size_ = jnp.sum(jnp.abs(weights), axis=-1, keepdims=True)
+    return weights / guarded_sum(weights)[..., None]
+
+
+def guarded_sum(weights: Float[Array, "*batch n"]) -> Float[Array, "*batch"]:
+    """The sum of weights, kept away from 0 as `normalise` says."""
+    mass, size_ = jnp.sum(weights, axis=-1), jnp.sum(jnp.abs(weights), axis=-1)
     floor = float(np.sqrt(jnp.finfo(weights.dtype).eps)) * jnp.where(size_ > 0, size_, 1)
-    divisor = jnp.where(jnp.abs(mass) > floor, mass, jnp.where(mass < 0, -floor, floor))
-    return weights / divisor
+    return jnp.where(jnp.abs(mass) > floor, mass, jnp.where(mass < 0, -floor, floor))

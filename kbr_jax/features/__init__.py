@@ -1,5 +1,7 @@
 """Exact and low-rank views of a sample's Gram matrix."""
 
+from ._cells import SoftCells as SoftCells
+from ._cells import soft_cells as soft_cells
 from ._features import AbstractFeatureMap as AbstractFeatureMap
 from ._features import AbstractFeatures as AbstractFeatures
 from ._features import ExactFeatures as ExactFeatures

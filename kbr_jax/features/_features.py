@@ -12,7 +12,7 @@ import equinox as eqx
 import jax.numpy as jnp
 
 from .._checks import take
-from .._numerics import PSDFactor, matmul, psd_factor, psd_solve, resolvent
+from .._numerics import PSDFactor, matmul, psd_factor, psd_solve, resolvent, symmetric_resolvent
 from .._typing import Array, Float, Int, Points
 from ..kernels import AbstractKernel
 
@@ -177,7 +177,7 @@ class AbstractFeatureMap(AbstractFeatures):
     def posterior(
         self, weights: Float[Array, " n"], codes: Float[Array, "b r"], regularizer: Float[Array, ""]
     ) -> tuple[Float[Array, "b n"], Float[Array, "b n"]]:
-        coefficients, _ = resolvent(self._weighted(weights), regularizer, codes.T)
+        coefficients = symmetric_resolvent(self._weighted(weights), regularizer, codes.T)
         values = self.expand(coefficients.T)
         return weights * values, values
 

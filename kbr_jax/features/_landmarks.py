@@ -54,6 +54,11 @@ class LandmarkFeatures(AbstractFeatureMap):
     def rebase(self, points: Points) -> "LandmarkFeatures":
         return LandmarkFeatures(self.kernel, points, self.encode(points), self.landmarks, self.cholesky)
 
+    def on_landmarks(self, codes: Float[Array, "*b r"]) -> Float[Array, "*b r"]:
+        r"""Weights $L^{-\top} c$ on the landmark points, of embeddings with codes c; exact in the span of the landmarks."""
+        flat = codes.reshape(-1, codes.shape[-1])
+        return jax.scipy.linalg.solve_triangular(self.cholesky, flat.T, lower=True, trans=1).T.reshape(codes.shape)
+
 
 def _features(kernel, landmarks: Landmarks, cholesky: Float[Array, "r r"], points: Points) -> Float[Array, "m r"]:
     cross = jnp.where(landmarks.active[:, None], kernel.gram(landmarks.points, points), 0)

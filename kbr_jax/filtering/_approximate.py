@@ -12,7 +12,7 @@ from ..embedding import Embedding, normalised
 from ..features import AbstractFeatureMap, AbstractFeatures, ExactFeatures, Landmarks, fit_features
 from ..kernels import AbstractKernel, DirectSum, as_kernel
 from ..rules import centred_weights
-from ._base import AbstractFilter, FilterStep, as_transitions, project_prior
+from ._base import AbstractSampleFilter, FilterStep, as_transitions, project_prior
 
 Form = Literal["affine", "printed"]
 
@@ -41,7 +41,7 @@ def concatenated_features(first: AbstractFeatures, second: AbstractFeatures) -> 
     return ConcatenatedFeatures(kernel, (first.points, second.points), codes, first, second)
 
 
-class ApproximateFilter(AbstractFilter):
+class ApproximateFilter(AbstractSampleFilter):
     r"""The filter of S09: $\mu_{s_{t+1} | h_{t+1}} = T_1 \mu_{s_t | h_t} + T_2 \psi(o_{t+1})$ (eq 11). Build it with `fit`.
 
     One conditional embedding of $s_{t+1}$ given $(s_t, o_{t+1})$, with concatenated features (kernel K + U), is applied to

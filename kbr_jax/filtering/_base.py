@@ -32,47 +32,29 @@ class FilterStep(eqx.Module):
 
 
 class AbstractFilter(eqx.Module):
-    """A recursive estimate of a hidden state, as weights on training states.
+    """A recursive estimate of a hidden state.
 
     Fitted filters cache what their kernels imply; build them inside a loss, never replace a kernel in one. All methods
     work under `jit`, `vmap` (over observations, states, or whole filters) and `grad`.
     """
 
-    states: eqx.AbstractVar[AbstractFeatures]
     observations: eqx.AbstractVar[AbstractFeatures]
-
-    @property
-    @abc.abstractmethod
-    def support(self) -> Points:
-        """The points `[n, ...]` that belief weights stand on."""
 
     @abc.abstractmethod
     def init(self, prior: Embedding | None = None) -> Any:
         """State before the first observation, from a prior over hidden states; by default the training states' marginal."""
 
     @abc.abstractmethod
-    def init_from_observation(self, observation: Point) -> tuple[Any, FilterStep]:
-        """State after a first observation without any prior, and the belief it gives."""
-
-    @abc.abstractmethod
-    def update(self, state: Any, code: Float[Array, " r"], observed: Bool[Array, ""]) -> tuple[Any, FilterStep]:
+    def update(self, state: Any, code: Float[Array, " r"], observed: Bool[Array, ""]) -> tuple[Any, Any]:
         """`step` for an observation that is already a code of `observations`."""
 
-    @abc.abstractmethod
-    def predict(self, weights: Float[Array, "*batch n"], steps: int = 1) -> Embedding:
-        """Embedding of the state `steps` transitions after a belief (static), without observations."""
-
-    def belief(self, weights: Float[Array, "*batch n"]) -> Embedding:
-        """The embedding of belief weights, on the filter's support."""
-        return Embedding(self.states.kernel, self.support, weights)
-
-    def step(self, state: Any, observation: Point, observed: ArrayLike = True) -> tuple[Any, FilterStep]:
+    def step(self, state: Any, observation: Point, observed: ArrayLike = True) -> tuple[Any, Any]:
         """Advance by one observation, online.
 
         **Arguments:** `state` from `init` or the last step; `observation`, one point; `observed`, False for a missing
         observation (its value is then ignored, NaN included): the step only predicts.
 
-        **Returns:** the state for the next step, and a `FilterStep`.
+        **Returns:** the state for the next step, and what is known after this one: a `FilterStep`, or a `MomentStep`.
         """
         observed = jnp.asarray(observed)
         return self.update(state, self.encode(observation, observed), observed)
@@ -93,6 +75,29 @@ class AbstractFilter(eqx.Module):
             return jnp.where(observed.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, like)
 
         return jax.tree.map(fill, observations, take(self.observations.points, 0))
+
+
+class AbstractSampleFilter(AbstractFilter):
+    """A filter whose belief is weights on its training states."""
+
+    states: eqx.AbstractVar[AbstractFeatures]
+
+    @property
+    @abc.abstractmethod
+    def support(self) -> Points:
+        """The points `[n, ...]` that belief weights stand on."""
+
+    @abc.abstractmethod
+    def init_from_observation(self, observation: Point) -> tuple[Any, FilterStep]:
+        """State after a first observation without any prior, and the belief it gives."""
+
+    @abc.abstractmethod
+    def predict(self, weights: Float[Array, "*batch n"], steps: int = 1) -> Embedding:
+        """Embedding of the state `steps` transitions after a belief (static), without observations."""
+
+    def belief(self, weights: Float[Array, "*batch n"]) -> Embedding:
+        """The embedding of belief weights, on the filter's support."""
+        return Embedding(self.states.kernel, self.support, weights)
 
 
 def as_transitions(
@@ -134,7 +139,7 @@ def filter(
     *,
     observed: ArrayLike | None = None,
     prior: Embedding | None = None,
-) -> FilterStep:
+) -> Any:
     """Filter a sequence of observations from the start: `filt.init(prior)`, then one scan of `filt.step`.
 
     **Arguments:**
@@ -144,8 +149,8 @@ def filter(
     - `observed`: mask `[T]`; False marks a missing observation, whose value is ignored. All observed by default.
     - `prior`: embedding of the first hidden state; by default the marginal of the training states.
 
-    **Returns:** a `FilterStep` with leading axis T. Reverse-mode memory is O(T n): each step is recomputed in the backward
-    pass. The first call compiles; later calls of the same shapes do not.
+    **Returns:** a `FilterStep` (a `MomentStep` from a `MomentFilter`) with leading axis T. Reverse-mode memory is that of T
+    beliefs: each step is recomputed in the backward pass. The first call compiles; later calls of the same shapes do not.
 
     **Raises:** `ValueError` for observations that are not of the kind of the training observations, or a mask of another
     length.
@@ -155,7 +160,7 @@ def filter(
 
 def advance(
     filt: AbstractFilter, state: Any, observations: Points, *, observed: ArrayLike | None = None
-) -> tuple[Any, FilterStep]:
+) -> tuple[Any, Any]:
     """Filter a stretch of observations from a given state: for streams that arrive in pieces.
 
     **Arguments:** `state` from `filt.init`, `filt.init_from_observation`, `filt.step` or an earlier `advance`; the rest as

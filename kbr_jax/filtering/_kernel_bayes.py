@@ -13,7 +13,7 @@ from ..embedding import Embedding
 from ..features import AbstractFeatures, Landmarks, fit_features
 from ..kernels import as_kernel
 from ..rules import check_truncation, clean_weights
-from ._base import AbstractFilter, FilterStep, as_transitions, project_prior
+from ._base import AbstractSampleFilter, FilterStep, as_transitions, project_prior
 
 
 class Recovery(eqx.Module):
@@ -45,7 +45,7 @@ class KernelBayesState(eqx.Module):
     shifted: Float[Array, " n"]
 
 
-class KernelBayesFilter(AbstractFilter):
+class KernelBayesFilter(AbstractSampleFilter):
     r"""The kernel Bayes filter. Build it with `KernelBayesFilter.fit`.
 
     From the belief $\sum_i \alpha_i \phi(s_i)$, with G the Gram matrix of the training states, $\tilde G_{ij} = k(s_i, s_{j+1})$

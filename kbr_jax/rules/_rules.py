@@ -14,17 +14,21 @@ from .._checks import as_regularizer, as_share, check_alike
 from .._numerics import matmul
 from .._typing import Array, ArrayLike, Float, Point, Points
 from ..embedding import Embedding, JointEmbedding
+from . import _moment_rules as moment_rules
 from ._conditional import ConditionalEmbedding, encode
+from ._moment_rules import MomentModel
 from ._prior import clean_weights
 
 Form = Literal["a", "b"]
 
 
 @overload
-def sum_rule(model: ConditionalEmbedding, prior: Embedding, *, form: Literal["a"] = "a") -> Embedding: ...
+def sum_rule(model: ConditionalEmbedding | MomentModel, prior: Embedding, *, form: Literal["a"] = "a") -> Embedding: ...
 @overload
-def sum_rule(model: ConditionalEmbedding, prior: Embedding, *, form: Literal["b"]) -> JointEmbedding: ...
-def sum_rule(model: ConditionalEmbedding, prior: Embedding, *, form: Form = "a") -> Embedding | JointEmbedding:
+def sum_rule(model: ConditionalEmbedding | MomentModel, prior: Embedding, *, form: Literal["b"]) -> JointEmbedding: ...
+def sum_rule(
+    model: ConditionalEmbedding | MomentModel, prior: Embedding, *, form: Form = "a"
+) -> Embedding | JointEmbedding:
     r"""Kernel sum rule: embed $Q(Y) = \int P(Y | x) d\pi(x)$.
 
     - (a) $\hat\mu_Y = \Phi w$, an `Embedding` on the training y (S13 eq 14);
@@ -39,13 +43,15 @@ def sum_rule(model: ConditionalEmbedding, prior: Embedding, *, form: Form = "a")
     **Raises:** `ValueError` if the prior's points are not of the kind of the training x, or the form is unknown.
     """
     _check_form(form, ("a", "b"))
+    if isinstance(model, MomentModel):
+        return moment_rules.sum_rule(model, prior, form)
     weights = prior_weights(model, prior)
     if form == "a":
         return Embedding(model.kernel_y, model.y, weights)
     return JointEmbedding(model.kernel_y, model.kernel_y, model.y, model.y, weights, True)
 
 
-def chain_rule(model: ConditionalEmbedding, prior: Embedding, *, form: Form = "b") -> JointEmbedding:
+def chain_rule(model: ConditionalEmbedding | MomentModel, prior: Embedding, *, form: Form = "b") -> JointEmbedding:
     r"""Kernel chain rule: embed $Q(X, Y) = P(Y | X) \pi(X)$.
 
     - (a) $\hat C_{XY} = \tilde\Phi \Lambda^\top \Upsilon^\top$, full weights $\Lambda^\top$ `[..., m, n]` on the prior's points x
@@ -56,6 +62,8 @@ def chain_rule(model: ConditionalEmbedding, prior: Embedding, *, form: Form = "b
     landmarks; of (b) as `sum_rule`.
     """
     _check_form(form, ("a", "b"))
+    if isinstance(model, MomentModel):
+        return moment_rules.chain_rule(model, prior, form)
     if form == "b":
         return JointEmbedding(model.kernel_x, model.kernel_y, model.x, model.y, prior_weights(model, prior), True)
     operator = model.features_x.ridge_weights(model.factor, _prior_codes(model, prior))
@@ -64,7 +72,7 @@ def chain_rule(model: ConditionalEmbedding, prior: Embedding, *, form: Form = "b
 
 
 def bayes_rule(
-    model: ConditionalEmbedding,
+    model: ConditionalEmbedding | MomentModel,
     prior: Embedding,
     y: Point | Points,
     *,
@@ -104,6 +112,10 @@ def bayes_rule(
         raise ValueError(f"`prior` is a batch of shape {prior.weights.shape}; use `jax.vmap` over its weights.")
     truncation = as_share(truncation, "truncation")
     clip = clip or form == "importance"
+    if isinstance(model, MomentModel):
+        return moment_rules.bayes_rule(
+            model, prior, y, regularizer=regularizer, form=form, clip=clip, truncation=truncation, normalise=normalise
+        )
     features = model.features_y
     codes, single = encode(features, y, "y")
     delta = as_regularizer(regularizer, "regularizer", features.codes.dtype)

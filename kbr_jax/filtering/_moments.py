@@ -1,0 +1,278 @@
+"""The kernel Bayes filter on moments of its training sample: a step that does not see the training size."""
+
+from typing import Any, Literal
+
+import equinox as eqx
+import jax.numpy as jnp
+from jax import lax
+
+from .._checks import as_count, as_regularizer, as_share, check_alike
+from .._numerics import PSDFactor, matmul, psd_factor, safe_divide
+from .._typing import Array, ArrayLike, Bool, Float, PointFunction, Points
+from ..embedding import Embedding, guarded_sum
+from ..features import AbstractFeatures, Landmarks, SoftCells, greedy_landmarks
+from ..kernels import as_kernel
+from ..rules import (
+    MomentModel,
+    Moments,
+    check_signs,
+    check_truncation,
+    collect_moments,
+    contract,
+    fit_moments,
+    kept,
+    moment_maps,
+    posterior,
+    ravel_point,
+)
+from ._base import AbstractFilter, as_transitions
+
+
+class MomentStep(eqx.Module):
+    r"""What a step, or with leading axes many steps, knows of the hidden state.
+
+    The belief's weight on any training triple is $\beta(s, o) = (b(s)^\top c) (\tilde\psi(o)^\top u)$: `prior` is c `[..., K]`
+    (cleaned), `likelihood` is u `[..., q + 1]`. Read it by `filter.expectation(step)`, `filter.belief(step)` or `filter.weights(step, ...)`.
+
+    `evidence`: as in `FilterStep`; NaN where the observation is missing.
+    """
+
+    prior: Float[Array, "*time K"]
+    likelihood: Float[Array, "*time q1"]
+    evidence: Float[Array, "*time"]
+
+
+class MomentFilter(AbstractFilter):
+    r"""The kernel Bayes filter of `KernelBayesFilter`, form (b) or importance-weighted, on `Moments`. Build it with
+    `MomentFilter.fit` from arrays, or `MomentFilter.from_moments` from a stream.
+
+    With plain moments it *is* the landmark form of `KernelBayesFilter` without clipping. With soft cells the prior's
+    weights are interpolated between the K centres, $w_i = \sum_k a_k(s_i) \rho_k$ with $\rho_k$ the weight at centre k, and
+    $\rho$ is clipped, truncated and normalised in place of w. What is approximated is the prior only, at the resolution
+    of the cells; the update and the transition act on every training triple. With all training states as centres and a
+    vanishing temperature nothing is approximated.
+
+    Cost of a step: O(K q^2 + q^3 + K q p + p^2), independent of the training size n; with `max_active` k cells instead of K.
+    A batch by `vmap` runs as matrix products of the batch with the moments.
+    """
+
+    model: MomentModel
+    transition_factor: PSDFactor
+    posterior_regularizer: Float[Array, ""]
+    truncation: Float[Array, ""]
+    form: Literal["b", "importance"] = eqx.field(static=True)
+    transition: Literal["shift", "two-inverse"] = eqx.field(static=True)
+    clip: bool = eqx.field(static=True)
+    normalise: bool = eqx.field(static=True)
+    max_active: int | None = eqx.field(static=True)
+
+    @property
+    def moments(self) -> Moments:
+        """The sums over the training sample; `merge_moments` with those of new data, then `from_moments`."""
+        return self.model.moments
+
+    @property
+    def observations(self) -> AbstractFeatures:
+        """Feature map of the observations."""
+        return self.moments.maps.y
+
+    @staticmethod
+    def fit(
+        kernel_states: Any,
+        kernel_observations: Any,
+        states: Points,
+        observations: Points,
+        *,
+        successors: Points | None = None,
+        regularizer: ArrayLike,
+        posterior_regularizer: ArrayLike,
+        landmarks_states: Landmarks | int,
+        landmarks_observations: Landmarks | int,
+        cells: SoftCells | None = None,
+        function: PointFunction = ravel_point,
+        transition: Literal["shift", "two-inverse"] = "shift",
+        **options: Any,
+    ) -> "MomentFilter":
+        """Learn a filter from arrays: `collect_moments`, then `from_moments`.
+
+        **Arguments:** samples, kernels and regularizers as in `KernelBayesFilter.fit`; landmarks are a rank (greedy) or
+        `Landmarks`; `cells` and `function` as in `moment_maps`; `options` as in `from_moments`.
+
+        **Raises:** `ValueError` as `KernelBayesFilter.fit`, and for clipping without cells.
+        """
+        kernel_states, kernel_observations = as_kernel(kernel_states), as_kernel(kernel_observations)
+        states, observations, successors = as_transitions(states, observations, successors, lag=0)
+        kernel_states.check(states, "states")
+        kernel_observations.check(observations, "observations")
+        maps = moment_maps(
+            kernel_states,
+            kernel_observations,
+            _landmarks(kernel_states, states, landmarks_states),
+            _landmarks(kernel_observations, observations, landmarks_observations),
+            cells=cells,
+            function=function,
+            embedding=cells is None or transition == "two-inverse",
+            shift=transition == "shift",
+        )
+        moments = collect_moments(maps, states, observations, successors)
+        return MomentFilter.from_moments(
+            moments,
+            regularizer=regularizer,
+            posterior_regularizer=posterior_regularizer,
+            transition=transition,
+            **options,
+        )
+
+    @staticmethod
+    def from_moments(
+        moments: Moments,
+        *,
+        regularizer: ArrayLike,
+        posterior_regularizer: ArrayLike,
+        transition_regularizer: ArrayLike | None = None,
+        form: Literal["b", "importance"] = "b",
+        transition: Literal["shift", "two-inverse"] = "shift",
+        clip: bool | None = None,
+        truncation: ArrayLike | None = None,
+        normalise: bool = True,
+        max_active: int | None = None,
+    ) -> "MomentFilter":
+        """A filter from moments of triples (state, observation, successor); cost O(p^3).
+
+        **Arguments:**
+
+        - `moments`, collected with `successors` and maps that keep what the transition needs: `shift=True` for `"shift"`,
+          `embedding=True` for `"two-inverse"`.
+        - `regularizer`, `posterior_regularizer`, `transition_regularizer`, `form` (not "a"), `transition`, `normalise`: as in
+          `KernelBayesFilter.fit`.
+        - `clip`, `truncation`: by default on, at .02, with soft cells, and off without, where they are impossible. A
+          filter that cannot clip wants a larger `posterior_regularizer`.
+        - `max_active`: update with the k largest cells only (static): exact as long as truncation leaves no more. Saves
+          memory traffic for one sequence; for a batch the products with all cells are faster.
+        """
+        maps = moments.maps
+        clip = (maps.cells is not None) if clip is None else clip
+        truncation = as_share(
+            0.02 if clip and truncation is None else (0.0 if truncation is None else truncation), "truncation"
+        )
+        if form not in ("b", "importance"):
+            raise ValueError(
+                f"`form` must be 'b' or 'importance', got {form!r}; form (a) needs the sample: `KernelBayesFilter`."
+            )
+        if transition not in ("shift", "two-inverse"):
+            raise ValueError(f"`transition` must be 'shift' or 'two-inverse', got {transition!r}.")
+        if transition == "shift":
+            kept(moments.transition, "transition")
+        else:
+            kept(moments.embedding, "embedding")
+        kept(moments.cross, "cross")
+        check_signs(maps, clip, form)
+        check_truncation(clip or form == "importance", truncation)
+        model = fit_moments(moments, regularizer=regularizer)
+        dtype = moments.covariance.dtype
+        transition_factor = model.factor
+        if transition_regularizer is not None:
+            ridge = as_regularizer(transition_regularizer, "transition_regularizer", dtype)
+            transition_factor = psd_factor(moments.covariance, moments.count * ridge)
+        return MomentFilter(
+            model=model,
+            transition_factor=transition_factor,
+            posterior_regularizer=as_regularizer(posterior_regularizer, "posterior_regularizer", dtype),
+            truncation=truncation.astype(dtype),
+            form=form,
+            transition=transition,
+            clip=clip or form == "importance",
+            normalise=normalise,
+            max_active=None if max_active is None else as_count(max_active, "max_active"),
+        )
+
+    def init(self, prior: Embedding | None = None) -> Float[Array, " K"]:
+        """Coefficients of the prior of the first observation; by default of the training states' marginal."""
+        maps, moments = self.moments.maps, self.moments
+        if prior is not None:
+            if prior.weights.ndim != 1:
+                raise ValueError(f"`prior` is a batch of shape {prior.weights.shape}; use `jax.vmap` over its weights.")
+            check_alike(prior.points, "prior.points", maps.x.points, "training states")
+            return self.model.coefficients(matmul(prior.weights, maps.x.encode(prior.points)))
+        if maps.cells is not None:
+            return jnp.broadcast_to(1 / moments.count, moments.mass.shape)
+        return self.model.coefficients(moments.total / moments.count)
+
+    def update(
+        self, state: Float[Array, " K"], code: Float[Array, " q"], observed: Bool[Array, ""]
+    ) -> tuple[Float[Array, " K"], MomentStep]:
+        """One step for an encoded observation: clean the prior, apply Bayes' rule, predict."""
+        prior, moments = self._clean(state), self.moments
+        active, index = prior, slice(None)
+        if self.max_active is not None and self.max_active < prior.shape[0]:
+            active, index = lax.top_k(prior, self.max_active)
+        operator = moments.operator(active, index)
+        update = posterior(operator, code[None], self.posterior_regularizer, self.form == "importance")[0]
+        foreseen = matmul(matmul(active, moments.readout[index, :-1, -1]), code)
+        evidence = safe_divide(foreseen, matmul(active, moments.mass[index]))
+        # The constant behind psi: all weight on it where nothing was observed, none where something was.
+        likelihood = jnp.append(jnp.where(observed, update, 0), (~observed).astype(update.dtype))
+        step = MomentStep(prior, likelihood, jnp.where(observed, evidence, jnp.nan))
+        return self._advance(active, likelihood, index), step
+
+    def belief(self, step: MomentStep) -> Embedding:
+        r"""The belief as an embedding over states.
+
+        Plain moments: on the p landmarks of the states, with the values that $\sum_i \beta_i \phi(s_i)$ has in their span. Soft
+        cells: on the K centres, each with the weight of its cell. Cost O(K q p), or O(K q). For the mean of a known function,
+        `expectation` is exact and these are not.
+        """
+        maps, moments = self.moments.maps, self.moments
+        if maps.cells is not None:
+            return Embedding(maps.x.kernel, maps.cells.centres.points, self._contributions(step))
+        codes = contract(kept(moments.embedding, "embedding"), step.prior, step.likelihood)
+        return Embedding(maps.x.kernel, maps.x.points, maps.x.on_landmarks(codes))
+
+    def expectation(self, step: MomentStep) -> Float[Array, "*time e"]:
+        r"""Mean of the maps' `function` under the belief, $\sum_i \beta_i f(s_i) / \sum_i \beta_i$ over the whole training sample.
+
+        The divisor is kept away from 0 as in `normalise`. Cost O(K q e).
+        """
+        values = contract(self.moments.readout[..., :-1], step.prior, step.likelihood)
+        return values / guarded_sum(self._contributions(step))[..., None]
+
+    def weights(self, step: MomentStep, states: Points, observations: Points) -> Float[Array, "*time m"]:
+        """The belief's weights on m training triples with the given states and observations, `[..., m]`."""
+        maps = self.moments.maps
+        basis = maps.basis(maps.x.encode(states), states)
+        psi = maps.y.encode(observations)
+        psi = jnp.concatenate([psi, jnp.ones_like(psi[:, :1])], axis=1)
+        return matmul(step.prior, basis.T) * matmul(step.likelihood, psi.T)
+
+    def predict(self, step: MomentStep, steps: int = 1) -> MomentStep:
+        """What the filter would believe `steps` transitions (static) later if it observed nothing; a batch of steps too."""
+        for _ in range(as_count(steps, "steps")):
+            prior = self._clean(self._advance(step.prior, step.likelihood, slice(None)))
+            likelihood = jnp.zeros_like(step.likelihood).at[..., -1].set(1)
+            step = MomentStep(prior, likelihood, jnp.full_like(step.evidence, jnp.nan))
+        return step
+
+    def _clean(self, coefficients: Float[Array, "*time K"]) -> Float[Array, "*time K"]:
+        return self.model.clean(coefficients, clip=self.clip, truncation=self.truncation, normalise=self.normalise)
+
+    def _contributions(self, step: MomentStep) -> Float[Array, "*time K"]:
+        """Sum of the belief's weights over each basis function."""
+        return step.prior * matmul(step.likelihood, self.moments.readout[..., -1].T)
+
+    def _advance(
+        self, prior: Float[Array, "*time k"], likelihood: Float[Array, "*time q1"], index: Any
+    ) -> Float[Array, "*time K"]:
+        """Coefficients of the next prior, from the coefficients of the basis functions at `index`."""
+        if self.transition == "shift":
+            return self.model.coefficients(
+                contract(kept(self.moments.transition, "transition")[index], prior, likelihood)
+            )
+        code = contract(kept(self.moments.embedding, "embedding")[index], prior, likelihood)
+        regressed = self.transition_factor.solve(code.reshape(-1, code.shape[-1]).T).T
+        return self.model.coefficients(matmul(regressed, kept(self.moments.cross, "cross")).reshape(code.shape))
+
+
+def _landmarks(kernel: Any, points: Points, landmarks: Landmarks | int) -> Landmarks:
+    if isinstance(landmarks, Landmarks):
+        return landmarks
+    return greedy_landmarks(kernel, points, rank=as_count(landmarks, "landmarks"))

@@ -1,0 +1,317 @@
+r"""Sums over a sample that hold all that the rules and filters need of it, whatever its size.
+
+With features $\phi$ of x and $\psi$ of y, every rule meets the n training pairs only through weights of the form
+
+$$ w_i = b(x_i)^\top c, \qquad \beta_i = (b(x_i)^\top c) \, (\tilde\psi(y_i)^\top u), \qquad \tilde\psi = (\psi, 1), $$
+
+and needs of them only sums: $\sum_i w_i \psi_i \psi_i^\top$ and $\sum_i \beta_i z_i$ for some z. Both are contractions of
+tensors that are sums over the sample. The basis b is $\phi$ itself, which is exact, and its weights signed; or a
+partition of unity (`SoftCells`), which is exact where w is constant over a cell, and whose weights are non-negative
+wherever c is: those can be clipped, truncated, and used as importance weights.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
+
+from .._checks import as_count, as_points, check_alike, check_finite, check_same_size, size
+from .._numerics import matmul
+from .._typing import Array, ArrayLike, Float, Point, PointFunction, Points
+from ..features import LandmarkFeatures, Landmarks, SoftCells, landmark_features
+from ..kernels import as_kernel
+
+#: Numbers in the largest intermediate of `collect_moments`: 128 MB in float64.
+_BLOCK_NUMBERS = 2**24
+
+
+def ravel_point(point: Point) -> Float[Array, " e"]:
+    """All numbers of a point as one vector: the default of what moments average."""
+    return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(point)])
+
+
+class MomentMaps(eqx.Module):
+    r"""The functions whose products are averaged. Build it with `moment_maps`.
+
+    - `x`, `y`: feature maps $\phi$ `[p]` and $\psi$ `[q]`;
+    - `cells`: the basis b `[K]` if it is a partition of unity, else None and $b = \phi$;
+    - `function`: f of one point x, with values `[e]`, whose expectations are wanted exactly.
+    """
+
+    x: LandmarkFeatures
+    y: LandmarkFeatures
+    cells: SoftCells | None
+    function: PointFunction = eqx.field(static=True)
+    embedding: bool = eqx.field(static=True)
+    shift: bool = eqx.field(static=True)
+
+    def basis(self, codes: Float[Array, "m p"], x: Points) -> Float[Array, "m K"]:
+        """The basis at points with the given codes."""
+        return codes if self.cells is None else self.cells.assign(x).astype(codes.dtype)
+
+
+class Moments(eqx.Module):
+    r"""Sums over n training pairs (x, y), for filters triples with the successor $x^+$. Add two with `merge_moments`.
+
+    - `count`: n; `total`: $\sum \phi$; `covariance`: $\sum \phi \phi^\top$; `cross`: $\sum \phi \phi^{+\top}$;
+    - `likelihood`: $\sum b \otimes \psi \otimes \psi$, of the symmetric part only the upper triangle;
+    - `readout`: $\sum b \otimes \tilde\psi \otimes (f, 1)$;
+    - `embedding`: $\sum b \otimes \tilde\psi \otimes \phi$, `transition`: $\sum b \otimes \tilde\psi \otimes \phi^+$, where kept.
+
+    Memory O(K q^2 + K q p), whatever n is.
+    """
+
+    maps: MomentMaps
+    count: Float[Array, ""]
+    total: Float[Array, " p"]
+    covariance: Float[Array, "p p"]
+    cross: Float[Array, "p p"] | None
+    likelihood: Float[Array, "K t"]
+    readout: Float[Array, "K q1 e1"]
+    embedding: Float[Array, "K q1 p"] | None
+    transition: Float[Array, "K q1 p"] | None
+
+    @property
+    def mass(self) -> Float[Array, " K"]:
+        r"""$\sum_i b(x_i)$: how much each basis function holds of the sample."""
+        return self.readout[:, -1, -1]
+
+    @property
+    def pairs(self) -> Float[Array, "p q"]:
+        r"""$\sum_i \phi(x_i) \psi(y_i)^\top$."""
+        if self.maps.cells is None:
+            return self.readout[:, :-1, -1]
+        # The basis sums to 1.
+        return jnp.sum(kept(self.embedding, "embedding"), axis=0)[:-1].T
+
+    def operator(self, coefficients: Float[Array, "*b k"], index: Any = slice(None)) -> Float[Array, "*b q q"]:
+        r"""$\sum_i w_i \psi_i \psi_i^\top$ for $w_i = b(x_i)^\top c$, c on the basis functions at `index`; cost O(k q^2)."""
+        return _unpack(matmul(coefficients, self.likelihood[index]), self.maps.y.codes.shape[1])
+
+
+def kept(tensor: Array | None, name: str) -> Array:
+    """A part of the moments that may have been left out."""
+    if tensor is None:
+        raise ValueError(f"These moments lack `{name}`, which is needed here: collect them with maps that keep it.")
+    return tensor
+
+
+def contract(
+    tensor: Float[Array, "K q1 s"], coefficients: Float[Array, "*b K"], update: Float[Array, "*b q1"]
+) -> Float[Array, "*b s"]:
+    r"""$\sum_i \beta_i z_i$ for $\beta_i = (b_i^\top c)(\tilde\psi_i^\top u)$, from $\sum b \otimes \tilde\psi \otimes z$; O(K q s)."""
+    outer = coefficients[..., :, None] * update[..., None, :]
+    return matmul(outer.reshape(*outer.shape[:-2], -1), tensor.reshape(-1, tensor.shape[-1]))
+
+
+def moment_maps(
+    kernel_x: Any,
+    kernel_y: Any,
+    landmarks_x: Landmarks,
+    landmarks_y: Landmarks,
+    *,
+    cells: SoftCells | None = None,
+    function: PointFunction = ravel_point,
+    embedding: bool = True,
+    shift: bool = False,
+) -> MomentMaps:
+    """What to average over a sample: features of both variables, and what is wanted of them.
+
+    **Arguments:**
+
+    - `kernel_x`, `kernel_y`: kernels of the two variables; `landmarks_x`, `landmarks_y`: their p and q landmarks, chosen
+      on a subsample or a stream.
+    - `cells`: K soft cells of x, for weights that can be clipped and truncated; None for the exact basis (K = p).
+    - `function`: f of one point x whose expectations are wanted, with real values `[e]`; the point's own numbers by default.
+    - `embedding`: keep what the embedding of a posterior needs (the rules, and filters with the two-inverse transition).
+    - `shift`: keep what a filter with the shifted transition needs. Each of these two costs K (q + 1) p numbers.
+    """
+    kernel_x, kernel_y = as_kernel(kernel_x), as_kernel(kernel_y)
+    x = landmark_features(kernel_x, landmarks_x.points, landmarks_x)
+    y = landmark_features(kernel_y, landmarks_y.points, landmarks_y)
+    if cells is not None:
+        check_alike(cells.centres.points, "cells.centres", landmarks_x.points, "landmarks_x")
+    return MomentMaps(x, y, cells, function, embedding, shift)
+
+
+def collect_moments(
+    maps: MomentMaps,
+    x: Points,
+    y: Points,
+    successors: Points | None = None,
+    *,
+    mask: ArrayLike | None = None,
+    block: int | None = None,
+    mesh: Mesh | None = None,
+) -> Moments:
+    r"""The moments of a sample, in one pass over blocks of it.
+
+    **Arguments:**
+
+    - `maps`: what to average. `x`, `y`: samples `[n, ...]` of pairs; `successors` `[n, ...]` of x, for filters.
+    - `mask`: `[n]`, False where a row is padding and does not count.
+    - `block`: rows at a time (static); by default what keeps the largest intermediate at 2^24 numbers. The result depends
+      on it only by rounding.
+    - `mesh`: devices to divide the sample over, along all axes of the mesh; one sum over devices at the end
+      (O(K q^2 + K q p) numbers, whatever n is). n must be a multiple of the number of devices: pad, and mask.
+
+    **Returns:** `Moments`. Cost O(n K q (q / 2 + e + p)): matrix products, near the device's peak. Differentiable, with
+    the memory of one block.
+
+    **Raises:** `ValueError` for samples that are empty, unpaired, not finite, or not of the landmarks' kind.
+    """
+    x, y = check_finite(as_points(x, "x"), "x"), check_finite(as_points(y, "y"), "y")
+    check_same_size(x, "x", y, "y")
+    check_alike(x, "x", maps.x.points, "landmarks_x")
+    check_alike(y, "y", maps.y.points, "landmarks_y")
+    if successors is not None:
+        successors = check_finite(as_points(successors, "successors"), "successors")
+        check_alike(successors, "successors", x, "x")
+        check_same_size(successors, "successors", x, "x")
+    elif maps.shift:
+        raise ValueError("These maps keep a shifted transition (`shift=True`): pass `successors` of x too.")
+    n = size(x)
+    mask = jnp.ones(n, bool) if mask is None else jnp.asarray(mask)
+    if mask.shape != (n,) or mask.dtype != bool:
+        raise ValueError(f"`mask` must be a boolean array of shape ({n},), got {mask.dtype}{list(mask.shape)}.")
+    if block is not None:
+        block = as_count(block, "block")
+    if mesh is None:
+        return _collect(maps, x, y, successors, mask, block)
+    if n % mesh.size:
+        raise ValueError(
+            f"{n} pairs do not divide over {mesh.size} devices; pad them to a multiple, and mask the rest."
+        )
+    rows = PartitionSpec(mesh.axis_names)
+
+    def on_one_device(maps, *data):
+        parts = _collect(maps, *data, block)
+        return _over_sums(lambda leaf: lax.psum(leaf, mesh.axis_names), parts)
+
+    # Replication is not inferred through the scan over blocks; the sum over devices establishes it.
+    everywhere = jax.shard_map(
+        on_one_device,
+        mesh=mesh,
+        in_specs=(PartitionSpec(), rows, rows, rows, rows),
+        out_specs=PartitionSpec(),
+        check_vma=False,
+    )
+    return eqx.filter_jit(everywhere)(maps, x, y, successors, mask)
+
+
+def collect_chunks(maps: MomentMaps, chunks: Iterable[tuple[Points, ...]], *, block: int | None = None) -> Moments:
+    """The moments of a sample that never is in memory at once.
+
+    **Arguments:** `maps`; `chunks`, an iterable of pairs `(x, y)`, or triples `(x, y, successors)`, of arrays; `block` as in
+    `collect_moments`. Chunks of one size share one compiled program; a shorter one (the last) is padded to the size of
+    the first.
+
+    **Returns:** `Moments`. Memory: one chunk and the moments. **Raises:** `ValueError` if there is no chunk, and as
+    `collect_moments`.
+    """
+    moments, rows = None, 0
+    for chunk in chunks:
+        rows = rows or size(chunk[0])
+        missing = max(rows - size(chunk[0]), 0)
+        mask = np.arange(size(chunk[0]) + missing) < size(chunk[0])
+        part = collect_moments(
+            maps, *(_pad(jax.tree.map(jnp.asarray, c), missing) for c in chunk), mask=mask, block=block
+        )
+        moments = part if moments is None else merge_moments(moments, part)
+    if moments is None:
+        raise ValueError("`chunks` is empty; at least one chunk of data is needed.")
+    return moments
+
+
+def merge_moments(first: Moments, second: Moments) -> Moments:
+    """The moments of two samples together, from moments with the same maps: their sum.
+
+    To learn from new pairs online, merge their moments into the old ones and fit again: O(p^3), without the sample.
+
+    **Raises:** `ValueError` if the two have moments of different kinds or sizes.
+    """
+    kinds = [(jax.tree.structure(m), [leaf.shape for leaf in jax.tree.leaves(m)]) for m in (first, second)]
+    if kinds[0] != kinds[1]:
+        raise ValueError("Moments can only be merged if they were collected with the same `MomentMaps`.")
+    return _over_sums(jnp.add, first, second)
+
+
+def _over_sums(function: Callable[..., Array], *moments: Moments) -> Moments:
+    """Apply a function to all sums, and leave the maps alone."""
+    bare = [eqx.tree_at(lambda m: m.maps, m, None) for m in moments]
+    result = jax.tree.map(function, *bare)
+    return eqx.tree_at(lambda m: m.maps, result, moments[0].maps, is_leaf=lambda leaf: leaf is None)
+
+
+def _pad(points: Points, missing: int) -> Points:
+    """`missing` copies of the last point behind a sample: they must be points of the domain, if masked ones."""
+    return jax.tree.map(lambda leaf: jnp.concatenate([leaf, jnp.repeat(leaf[-1:], missing, axis=0)]), points)
+
+
+@eqx.filter_jit
+def _collect(maps: MomentMaps, x: Points, y: Points, successors: Points | None, mask, block: int | None) -> Moments:
+    n = size(x)
+    one = jax.tree.map(lambda leaf: leaf[:1], (x, y, successors))
+    shapes = jax.eval_shape(lambda *points: _block_moments(maps, *points, jnp.ones(1, bool)), *one)
+    start = _over_sums(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    start = eqx.tree_at(lambda m: m.maps, start, maps)
+    if block is None:
+        largest = max(start.likelihood.shape[1], start.likelihood.shape[0] * start.readout.shape[1])
+        block = max(64, _BLOCK_NUMBERS // largest)
+    block = min(block, n)
+    count = -(-n // block)
+    missing = count * block - n
+    data = (_pad((x, y, successors), missing), jnp.concatenate([mask, jnp.zeros(missing, bool)]))
+    blocks = jax.tree.map(lambda leaf: leaf.reshape(count, block, *leaf.shape[1:]), data)
+
+    @jax.checkpoint
+    def add(moments, part):
+        points, counts = part
+        return _over_sums(jnp.add, moments, _block_moments(maps, *points, counts)), None
+
+    return lax.scan(add, start, blocks)[0]
+
+
+def _block_moments(maps: MomentMaps, x: Points, y: Points, successors: Points | None, mask) -> Moments:
+    """The moments of a few points, as a handful of matrix products."""
+    phi, psi = maps.x.encode(x), maps.y.encode(y)
+    dtype = phi.dtype
+    psi = psi.astype(dtype)
+    count = mask.astype(dtype)[:, None]
+    kept = count * phi
+    basis = count * maps.basis(phi, x)
+    one = jnp.ones_like(count)
+    following = None if successors is None else maps.x.encode(successors)
+    values = jax.vmap(maps.function)(x).astype(dtype)
+    targets = [jnp.concatenate([values.reshape(values.shape[0], -1), one], axis=1)]
+    targets += [phi] if maps.embedding else []
+    targets += [following] if maps.shift and following is not None else []
+    # One product for all targets: the outer products b (x) (psi, 1) are formed once.
+    pairs = (basis[:, :, None] * jnp.concatenate([psi, one], axis=1)[:, None, :]).reshape(basis.shape[0], -1)
+    averages = matmul(pairs.T, jnp.concatenate(targets, axis=1)).reshape(basis.shape[1], psi.shape[1] + 1, -1)
+    parts = jnp.split(averages, np.cumsum([t.shape[1] for t in targets])[:-1].tolist(), axis=2)
+    rows, columns = np.triu_indices(psi.shape[1])
+    return Moments(
+        maps=maps,
+        count=jnp.sum(count),
+        total=jnp.sum(kept, axis=0),
+        covariance=matmul(kept.T, phi),
+        cross=None if following is None else matmul(kept.T, following),
+        likelihood=matmul(basis.T, psi[:, rows] * psi[:, columns]),
+        readout=parts[0],
+        embedding=parts[1] if maps.embedding else None,
+        transition=parts[-1] if maps.shift else None,
+    )
+
+
+def _unpack(triangle: Float[Array, "*b t"], q: int) -> Float[Array, "*b q q"]:
+    """The symmetric matrix of an upper triangle."""
+    rows, columns = np.triu_indices(q)
+    place = np.zeros((q, q), int)
+    place[rows, columns] = place[columns, rows] = np.arange(len(rows))
+    return triangle[..., place]
