@@ -22,6 +22,8 @@ PRIOR = kbr.embed(G, X)
 BATCH = kbr.embed(G, X, jnp.ones((2, 6)) / 6)
 FILTER = kbr.KernelBayesFilter.fit(G, G, X, Y, **BAYES)
 SIMPLE = kbr.ApproximateFilter.fit(G, G, X, Y, **RIDGE)
+LANDMARKS = kbr.given_landmarks(X[:3])
+MOMENTS = {"landmarks_states": LANDMARKS, "landmarks_observations": kbr.given_landmarks(Y[:3])}
 PAIRS = kbr.TensorProduct((G, kbr.Delta()))
 
 
@@ -35,6 +37,10 @@ def fit_filter(states=X, observations=Y, kernel_states=G, kernel_observations=G,
 
 def fit_simple(states=X, observations=Y, kernel_states=G, kernel_observations=G, **options):
     return kbr.ApproximateFilter.fit(kernel_states, kernel_observations, states, observations, **{**RIDGE, **options})
+
+
+def fit_moment_filter(states=X, observations=Y, **options):
+    return kbr.MomentFilter.fit(G, G, states, observations, **{**BAYES, **MOMENTS, **options})
 
 
 #: What is called, and what its message must say, in order: the argument, what came, what was expected.
@@ -224,6 +230,13 @@ CASES = {
         lambda: kbr.Recovery(restart_below=1.0),
         r"`restart_below` must be one number in \[0, 1\), got 1",
     ),
+    # Moments.
+    "moment filter form": (lambda: fit_moment_filter(form="a"), "`form` must be 'b' or 'importance', got 'a'"),
+    "moment filter transition": (lambda: fit_moment_filter(transition="x"), "`transition` must be 'shift' or"),
+    "moment filter clip": (lambda: fit_moment_filter(clip=True), "cannot clip.* pass `clip=False`.* `soft_cells`"),
+    "moment filter landmarks": (lambda: fit_moment_filter(landmarks_states=0), "must be an integer >= 1, got 0"),
+    "moment filter nan": (lambda: fit_moment_filter(NAN), "`states` contains NaN"),
+    "soft cells": (lambda: kbr.soft_cells(G, LANDMARKS, temperature=0.0), "`temperature` must be positive, got 0"),
     # The filter of 2009.
     "2009 lengths": (lambda: fit_simple(observations=Y[:4]), "`states` has 6 points and `observations` 4"),
     "2009 one pair": (lambda: fit_simple(X[:2], Y[:1]), "at least two states and 2 observations"),

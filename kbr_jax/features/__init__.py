@@ -5,6 +5,7 @@ from ._cells import soft_cells as soft_cells
 from ._features import AbstractFeatureMap as AbstractFeatureMap
 from ._features import AbstractFeatures as AbstractFeatures
 from ._features import ExactFeatures as ExactFeatures
+from ._features import encode as encode
 from ._features import exact_features as exact_features
 from ._landmarks import IncompleteCholesky as IncompleteCholesky
 from ._landmarks import LandmarkFeatures as LandmarkFeatures

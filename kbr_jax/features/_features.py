@@ -11,9 +11,9 @@ from typing import Any
 import equinox as eqx
 import jax.numpy as jnp
 
-from .._checks import take
+from .._checks import as_batch, take
 from .._numerics import PSDFactor, matmul, psd_factor, psd_solve, resolvent, symmetric_resolvent
-from .._typing import Array, Float, Int, Points
+from .._typing import Array, Float, Int, Point, Points
 from ..kernels import AbstractKernel
 
 
@@ -193,3 +193,10 @@ class AbstractFeatureMap(AbstractFeatures):
 def exact_features(kernel: Any, points: Points) -> ExactFeatures:
     """The sample with its exact Gram matrix, for checked arguments. Cost O(n^2 d)."""
     return ExactFeatures(kernel, points, kernel.gram(points, points))
+
+
+def encode(features: AbstractFeatures, points: Point | Points, name: str) -> tuple[Float[Array, "b r"], bool]:
+    """Codes of one point or of a batch, checked against the training sample; and whether it was one point."""
+    batch, single = as_batch(points, name, features.points, f"training {name}")
+    features.kernel.check(batch, name)
+    return features.encode(batch), single

@@ -32,7 +32,7 @@ class MomentStep(eqx.Module):
     r"""What a step, or with leading axes many steps, knows of the hidden state.
 
     The belief's weight on any training triple is $\beta(s, o) = (b(s)^\top c) (\tilde\psi(o)^\top u)$: `prior` is c `[..., K]`
-    (cleaned), `likelihood` is u `[..., q + 1]`. Read it by `filter.expectation(step)`, `filter.belief(step)` or `filter.weights(step, ...)`.
+    (cleaned), `likelihood` is u `[..., q + 1]`. Read it by the filter's `expectation`, `belief` or `weights`.
 
     `evidence`: as in `FilterStep`; NaN where the observation is missing.
     """
@@ -174,7 +174,7 @@ class MomentFilter(AbstractFilter):
         if transition_regularizer is not None:
             ridge = as_regularizer(transition_regularizer, "transition_regularizer", dtype)
             transition_factor = psd_factor(moments.covariance, moments.count * ridge)
-        return MomentFilter(
+        return MomentFilter(  # pyright: ignore[reportCallIssue] (`observations` is a property, not a field)
             model=model,
             transition_factor=transition_factor,
             posterior_regularizer=as_regularizer(posterior_regularizer, "posterior_regularizer", dtype),

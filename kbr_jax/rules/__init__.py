@@ -6,7 +6,6 @@ from ._conditional import condition as condition
 from ._conditional import condition_centred as condition_centred
 from ._conditional import conditional_cross_covariance as conditional_cross_covariance
 from ._conditional import conditional_expectation as conditional_expectation
-from ._conditional import encode as encode
 from ._conditional import fit_conditional as fit_conditional
 from ._moment_rules import MomentModel as MomentModel
 from ._moment_rules import check_signs as check_signs

@@ -5,12 +5,14 @@ from typing import Any, Literal
 import equinox as eqx
 import jax.numpy as jnp
 
-from .._checks import as_batch, as_points, as_regularizer, check_finite, check_same_size
+from .._checks import as_points, as_regularizer, check_finite, check_same_size
 from .._numerics import PSDFactor
 from .._typing import Array, ArrayLike, Float, Point, PointFunction, Points
 from ..embedding import CrossCovariance, Embedding, expectation
-from ..features import AbstractFeatures, Landmarks, fit_features
+from ..features import AbstractFeatures, Landmarks, encode, fit_features
 from ..kernels import AbstractKernel, TensorProduct, as_kernel
+from . import _moment_rules as moment_rules
+from ._moment_rules import MomentModel
 
 
 class ConditionalEmbedding(eqx.Module):
@@ -84,7 +86,7 @@ def fit_conditional(
     return ConditionalEmbedding(features_x, features_y, regularizer, features_x.ridge(regularizer))
 
 
-def condition(model: ConditionalEmbedding, x: Point | Points) -> Embedding:
+def condition(model: ConditionalEmbedding | MomentModel, x: Point | Points) -> Embedding:
     r"""Embedding of P(Y | X = x), $\hat\mu_{Y|x} = \sum_i \beta_i(x) \phi(y_i)$, $\beta(x) = (K + n \lambda I)^{-1} k(X, x)$
     (S13 eq 11).
 
@@ -93,6 +95,8 @@ def condition(model: ConditionalEmbedding, x: Point | Points) -> Embedding:
     **Returns:** an `Embedding` on the training y with weights `[n]`, or `[b, n]` for a batch. The weights sum to nearly,
     not exactly, 1. Cost O(b n^2) exact, O(b n r) with landmarks.
     """
+    if isinstance(model, MomentModel):
+        return moment_rules.condition(model, x)
     codes, single = encode(model.features_x, x, "x")
     return _on_y(model, model.features_x.ridge_weights(model.factor, codes), single)
 
@@ -155,13 +159,6 @@ def conditional_cross_covariance(model: ConditionalEmbedding, x: Point | Points)
         )
     y, z = model.y
     return CrossCovariance(*kernel.kernels, y, z, condition(model, x).weights)
-
-
-def encode(features: AbstractFeatures, points: Point | Points, name: str) -> tuple[Float[Array, "b r"], bool]:
-    """Codes of one point or of a batch, checked against the training sample; and whether it was one point."""
-    batch, single = as_batch(points, name, features.points, f"training {name}")
-    features.kernel.check(batch, name)
-    return features.encode(batch), single
 
 
 def _on_y(model: ConditionalEmbedding, weights: Float[Array, "b n"], single: bool) -> Embedding:

@@ -12,8 +12,7 @@ from .._checks import as_regularizer, check_alike
 from .._numerics import PSDFactor, matmul, psd_factor, psd_solve, symmetric_resolvent
 from .._typing import Array, ArrayLike, Float, Point, Points
 from ..embedding import Embedding, JointEmbedding, guarded_sum
-from ..features import LandmarkFeatures
-from ._conditional import encode
+from ..features import LandmarkFeatures, encode
 from ._moments import MomentMaps, Moments, contract, kept
 from ._prior import clean_weights
 

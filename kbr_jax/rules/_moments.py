@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from .._checks import as_count, as_points, check_alike, check_finite, check_same_size, size
 from .._numerics import matmul
@@ -102,8 +102,8 @@ def kept(tensor: Array | None, name: str) -> Array:
 
 
 def contract(
-    tensor: Float[Array, "K q1 s"], coefficients: Float[Array, "*b K"], update: Float[Array, "*b q1"]
-) -> Float[Array, "*b s"]:
+    tensor: Float[Array, "K q1 s"], coefficients: Float[Array, "*#b K"], update: Float[Array, "*#b q1"]
+) -> Float[Array, "..."]:
     r"""$\sum_i \beta_i z_i$ for $\beta_i = (b_i^\top c)(\tilde\psi_i^\top u)$, from $\sum b \otimes \tilde\psi \otimes z$; O(K q s)."""
     outer = coefficients[..., :, None] * update[..., None, :]
     return matmul(outer.reshape(*outer.shape[:-2], -1), tensor.reshape(-1, tensor.shape[-1]))
@@ -189,8 +189,8 @@ def collect_moments(
         )
     rows = PartitionSpec(mesh.axis_names)
 
-    def on_one_device(maps, *data):
-        parts = _collect(maps, *data, block)
+    def on_one_device(maps, x, y, successors, mask):
+        parts = _collect(maps, x, y, successors, mask, block)
         return _over_sums(lambda leaf: lax.psum(leaf, mesh.axis_names), parts)
 
     # Replication is not inferred through the scan over blocks; the sum over devices establishes it.
@@ -201,7 +201,8 @@ def collect_moments(
         out_specs=PartitionSpec(),
         check_vma=False,
     )
-    return eqx.filter_jit(everywhere)(maps, x, y, successors, mask)
+    data = jax.device_put((x, y, successors, mask), NamedSharding(mesh, rows))
+    return eqx.filter_jit(everywhere)(maps, *data)
 
 
 def collect_chunks(maps: MomentMaps, chunks: Iterable[tuple[Points, ...]], *, block: int | None = None) -> Moments:
@@ -257,7 +258,7 @@ def _pad(points: Points, missing: int) -> Points:
 def _collect(maps: MomentMaps, x: Points, y: Points, successors: Points | None, mask, block: int | None) -> Moments:
     n = size(x)
     one = jax.tree.map(lambda leaf: leaf[:1], (x, y, successors))
-    shapes = jax.eval_shape(lambda *points: _block_moments(maps, *points, jnp.ones(1, bool)), *one)
+    shapes = jax.eval_shape(lambda points: _block_moments(maps, points, jnp.ones(1, bool)), one)
     start = _over_sums(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     start = eqx.tree_at(lambda m: m.maps, start, maps)
     if block is None:
@@ -272,13 +273,14 @@ def _collect(maps: MomentMaps, x: Points, y: Points, successors: Points | None, 
     @jax.checkpoint
     def add(moments, part):
         points, counts = part
-        return _over_sums(jnp.add, moments, _block_moments(maps, *points, counts)), None
+        return _over_sums(jnp.add, moments, _block_moments(maps, points, counts)), None
 
     return lax.scan(add, start, blocks)[0]
 
 
-def _block_moments(maps: MomentMaps, x: Points, y: Points, successors: Points | None, mask) -> Moments:
+def _block_moments(maps: MomentMaps, points: tuple[Points, Points, Points | None], mask) -> Moments:
     """The moments of a few points, as a handful of matrix products."""
+    x, y, successors = points
     phi, psi = maps.x.encode(x), maps.y.encode(y)
     dtype = phi.dtype
     psi = psi.astype(dtype)

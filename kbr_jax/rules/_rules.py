@@ -14,8 +14,9 @@ from .._checks import as_regularizer, as_share, check_alike
 from .._numerics import matmul
 from .._typing import Array, ArrayLike, Float, Point, Points
 from ..embedding import Embedding, JointEmbedding
+from ..features import encode
 from . import _moment_rules as moment_rules
-from ._conditional import ConditionalEmbedding, encode
+from ._conditional import ConditionalEmbedding
 from ._moment_rules import MomentModel
 from ._prior import clean_weights
 
