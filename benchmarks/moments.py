@@ -142,12 +142,8 @@ def main() -> None:
         "peak memory, MB": peak,
         "of which the data and the interpreter, MB": data,
     }
-    print(
-        reporting.table(
-            ["training size", "ms per step", "s to fit"],
-            [[n, *(f"{v:.3f}" for v in r.values())] for n, r in sizes.items()],
-        )
-    )
+    rows = [[n, *(f"{value:.3f}" for value in row.values())] for n, row in sizes.items()]
+    print(reporting.table(["training size", "ms per step", "s to fit"], rows))
     rows = [
         [name, f"{r['ms']:.4f}", f"{r['times faster']:.0f}", f"{r['mean squared error']:.4f}"]
         for name, r in compared.items()
