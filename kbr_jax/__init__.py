@@ -66,6 +66,7 @@ from .kernels import TensorProduct as TensorProduct
 from .kernels import Trace as Trace
 from .kernels import diagonal as diagonal
 from .kernels import gram as gram
+from .kernels import gram_product as gram_product
 from .kernels import median_heuristic as median_heuristic
 from .rules import ConditionalEmbedding as ConditionalEmbedding
 from .rules import bayes_rule as bayes_rule
