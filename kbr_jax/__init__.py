@@ -30,10 +30,14 @@ from .embedding import project_rotation as project_rotation
 from .embedding import squared_norm as squared_norm
 from .embedding import witness as witness
 from .features import AbstractFeatures as AbstractFeatures
+from .features import ConjugateGradient as ConjugateGradient
+from .features import ConjugateGradientFactor as ConjugateGradientFactor
 from .features import ExactFeatures as ExactFeatures
 from .features import IncompleteCholesky as IncompleteCholesky
+from .features import IterativeFeatures as IterativeFeatures
 from .features import LandmarkFeatures as LandmarkFeatures
 from .features import Landmarks as Landmarks
+from .features import SolveReport as SolveReport
 from .features import given_landmarks as given_landmarks
 from .features import greedy_landmarks as greedy_landmarks
 from .features import incomplete_cholesky as incomplete_cholesky
