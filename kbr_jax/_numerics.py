@@ -37,7 +37,7 @@ def safe_divide(a: Float[Array, "*s"], b: Float[Array, "*t"]) -> Float[Array, ".
 
 
 def _exp_by_polynomial(x: Float[Array, "*s"]) -> Float[Array, "*s"]:
-    """`exp(x) = 2^k exp(r)` in float64 with `|r| <= log(2) / 2` and a polynomial; within an ulp, subnormal results are 0."""
+    """`exp(x) = 2^k exp(r)` in float64 with `|r| <= log(2) / 2` and a polynomial; within an ulp; 0 below x = -708."""
     k = lax.round(x * math.log2(math.e), lax.RoundingMethod.TO_NEAREST_EVEN)
     shifted = k + 1.5 * 2.0**52  # the integer k now stands in the low bits
     r = (x - k * 6.93147180369123816490e-01) - k * 1.90821492927058770002e-10  # log(2) in two parts
