@@ -3,7 +3,16 @@
 import subprocess
 import sys
 
-MODULES = ["filter_speed", "precision", "rotation_dynamics", "camera_selection", "camera_accuracy", "camera_demo"]
+MODULES = [
+    "filter_speed",
+    "gram_speed",
+    "conjugate_gradient",
+    "precision",
+    "rotation_dynamics",
+    "camera_selection",
+    "camera_accuracy",
+    "camera_demo",
+]
 
 
 def main() -> None:

@@ -30,11 +30,15 @@ from .embedding import project_rotation as project_rotation
 from .embedding import squared_norm as squared_norm
 from .embedding import witness as witness
 from .features import AbstractFeatures as AbstractFeatures
+from .features import ConjugateGradient as ConjugateGradient
+from .features import ConjugateGradientFactor as ConjugateGradientFactor
 from .features import ExactFeatures as ExactFeatures
 from .features import IncompleteCholesky as IncompleteCholesky
+from .features import IterativeFeatures as IterativeFeatures
 from .features import LandmarkFeatures as LandmarkFeatures
 from .features import Landmarks as Landmarks
 from .features import SoftCells as SoftCells
+from .features import SolveReport as SolveReport
 from .features import given_landmarks as given_landmarks
 from .features import greedy_landmarks as greedy_landmarks
 from .features import incomplete_cholesky as incomplete_cholesky
@@ -71,6 +75,7 @@ from .kernels import TensorProduct as TensorProduct
 from .kernels import Trace as Trace
 from .kernels import diagonal as diagonal
 from .kernels import gram as gram
+from .kernels import gram_product as gram_product
 from .kernels import median_heuristic as median_heuristic
 from .rules import ConditionalEmbedding as ConditionalEmbedding
 from .rules import MomentMaps as MomentMaps

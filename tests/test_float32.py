@@ -111,6 +111,31 @@ def test_gram_far_from_the_origin(dimensions, offset):
     close(kbr.median_heuristic(jnp.asarray(x)), np.median(distances), 1e-5)
 
 
+def test_products_by_blocks():
+    v = RNG.normal(size=(N, 2))
+    weights = jnp.asarray(v, jnp.float32)
+    close(kbr.gram_product(KERNEL, X, X, weights, block=7), GRAM_X @ v, 1e-5)
+
+    def loss(kernel, x, product):
+        return jnp.sum(product(kernel, x) ** 2)
+
+    blocked, dense = (
+        single(jax.jit(jax.grad(lambda k, x, f=f: loss(k, x, f), argnums=(0, 1)))(KERNEL, X))
+        for f in (lambda k, x: kbr.gram_product(k, x, Y, weights, block=7), lambda k, x: kbr.gram(k, x, Y) @ weights)
+    )
+    for one, other in zip(jax.tree.leaves(blocked), jax.tree.leaves(dense), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("rank", [0, 10])
+def test_conjugate_gradients(rank):
+    solver = kbr.ConjugateGradient(rank=rank)
+    model = kbr.fit_conditional(KERNEL, KERNEL, X, Y, regularizer=EPSILON, solver=solver)
+    close(kbr.condition(model, X[:3]).weights, np.linalg.solve(RIDGE, gaussian(X64, X64[:3])).T, 1e-4)
+    _, report = single(model.factor.diagnose(model.features_x.encode(X[:3]).T))
+    assert report.converged
+
+
 def test_embeddings():
     q = kbr.embed(KERNEL, X)
     cross = gaussian(U64, X64)

@@ -11,8 +11,8 @@ from typing import Any
 import equinox as eqx
 import jax.numpy as jnp
 
-from .._checks import as_batch, take
-from .._numerics import PSDFactor, matmul, psd_factor, psd_solve, resolvent, symmetric_resolvent
+from .._checks import as_batch, size, take
+from .._numerics import AbstractFactor, matmul, psd_factor, psd_solve, resolvent, symmetric_resolvent
 from .._typing import Array, Float, Int, Point, Points
 from ..kernels import AbstractKernel
 
@@ -77,13 +77,22 @@ class AbstractFeatures(eqx.Module):
     @property
     def size(self) -> int:
         """Number n of points."""
-        return self.codes.shape[0]
+        return size(self.points)
 
-    def ridge(self, regularizer: Float[Array, ""], centred: bool = False) -> PSDFactor:
+    @property
+    def dtype(self) -> jnp.dtype:
+        """Type of the codes."""
+        return self.codes.dtype
+
+    def mean_code(self) -> Float[Array, " r"]:
+        """Code of the uniformly weighted sample."""
+        return jnp.mean(self.codes, axis=0)
+
+    def ridge(self, regularizer: Float[Array, ""], centred: bool = False) -> AbstractFactor:
         """Factor of `K + n regularizer I`, or of its feature form; cost O(n^3) exact, O(n r^2) for features."""
         return psd_factor(self.operator(centred), self.size * regularizer)
 
-    def ridge_weights(self, factor: PSDFactor, codes: Float[Array, "b r"]) -> Float[Array, "b n"]:
+    def ridge_weights(self, factor: AbstractFactor, codes: Float[Array, "b r"]) -> Float[Array, "b n"]:
         """`(K + n regularizer I)^{-1} k` for each code; cost O(n^2) exact, O(n r + r^2) for features."""
         return self.expand(factor.solve(codes.T).T)
 
@@ -92,30 +101,17 @@ class AbstractFeatures(eqx.Module):
         return self.ridge_weights(self.ridge(regularizer), codes)
 
     def ridge_values(
-        self, factor: PSDFactor, values: Float[Array, "b n"], codes: Float[Array, "m r"]
+        self, factor: AbstractFactor, values: Float[Array, "b n"], codes: Float[Array, "m r"]
     ) -> Float[Array, "b m"]:
         """`k(X, x)^T (K + n regularizer I)^{-1} values` at each code: kernel ridge regression; the adjoint of `ridge_weights`."""
         return matmul(factor.solve(self.contract(values).T).T, codes.T)
 
 
-class ExactFeatures(AbstractFeatures):
-    """The exact Gram matrix: codes are kernel columns `k(X, x)`, r = n. Memory O(n^2)."""
-
-    kernel: AbstractKernel
-    points: Points
-    codes: Float[Array, "n n"]
+class AbstractGramFeatures(AbstractFeatures):
+    """The exact kernel: codes are kernel columns `k(X, x)`, r = n."""
 
     def encode(self, points: Points) -> Float[Array, "m r"]:
         return self.kernel.gram(points, self.points)
-
-    def rebase(self, points: Points) -> "ExactFeatures":
-        return exact_features(self.kernel, points)
-
-    def restrict(
-        self, index: Int[Array, " k"], codes: Float[Array, "b r"]
-    ) -> tuple["ExactFeatures", Float[Array, "b q"]]:
-        matrix = self.codes[index[:, None], index[None, :]]
-        return ExactFeatures(self.kernel, take(self.points, index), matrix), codes[:, index]
 
     def expand(self, coefficients: Float[Array, "b r"]) -> Float[Array, "b n"]:
         return coefficients
@@ -127,22 +123,41 @@ class ExactFeatures(AbstractFeatures):
         return codes - jnp.mean(codes, axis=-1, keepdims=True)
 
     def operator(self, centred: bool) -> Float[Array, "r r"]:
+        codes = self.codes
         if not centred:
-            return self.codes
-        rows = self.codes - jnp.mean(self.codes, axis=0)
+            return codes
+        rows = codes - jnp.mean(codes, axis=0)
         return rows - jnp.mean(rows, axis=1, keepdims=True)
 
     def posterior(
         self, weights: Float[Array, " n"], codes: Float[Array, "b r"], regularizer: Float[Array, ""]
     ) -> tuple[Float[Array, "b n"], Float[Array, "b n"]]:
-        beta, inverse = resolvent(weights[:, None] * self.codes, regularizer, (weights * codes).T)
-        return beta.T, matmul(self.codes, inverse).T
+        matrix = self.codes
+        beta, inverse = resolvent(weights[:, None] * matrix, regularizer, (weights * codes).T)
+        return beta.T, matmul(matrix, inverse).T
 
     def importance_posterior(
         self, weights: Float[Array, " n"], codes: Float[Array, "b r"], regularizer: Float[Array, ""]
     ) -> Float[Array, "b n"]:
-        matrix = weights[:, None] * self.codes + regularizer * jnp.eye(self.size, dtype=self.codes.dtype)
+        matrix = weights[:, None] * self.codes + regularizer * jnp.eye(self.size, dtype=codes.dtype)
         return jnp.linalg.solve(matrix, (weights * codes).T).T
+
+
+class ExactFeatures(AbstractGramFeatures):
+    """The exact Gram matrix, stored and factored. Memory O(n^2)."""
+
+    kernel: AbstractKernel
+    points: Points
+    codes: Float[Array, "n n"]
+
+    def rebase(self, points: Points) -> "ExactFeatures":
+        return exact_features(self.kernel, points)
+
+    def restrict(
+        self, index: Int[Array, " k"], codes: Float[Array, "b r"]
+    ) -> tuple["ExactFeatures", Float[Array, "b q"]]:
+        matrix = self.codes[index[:, None], index[None, :]]
+        return ExactFeatures(self.kernel, take(self.points, index), matrix), codes[:, index]
 
 
 class AbstractFeatureMap(AbstractFeatures):

@@ -6,7 +6,7 @@ import equinox as eqx
 import jax.numpy as jnp
 
 from .._checks import as_count, as_regularizer
-from .._numerics import PSDFactor, matmul
+from .._numerics import AbstractFactor, matmul
 from .._typing import Array, ArrayLike, Bool, Float, Point, Points
 from ..embedding import Embedding, normalised
 from ..features import AbstractFeatureMap, AbstractFeatures, ExactFeatures, Landmarks, fit_features
@@ -61,9 +61,9 @@ class ApproximateFilter(AbstractSampleFilter):
     joint: AbstractFeatures
     successors: Points
     successor_codes: Float[Array, "n r"]
-    joint_factor: PSDFactor
-    state_factor: PSDFactor
-    observation_factor: PSDFactor
+    joint_factor: AbstractFactor
+    state_factor: AbstractFactor
+    observation_factor: AbstractFactor
     regularizer: Float[Array, ""]
     form: Form = eqx.field(static=True)
 
@@ -103,7 +103,7 @@ class ApproximateFilter(AbstractSampleFilter):
         kernel_observations.check(observations, "observations")
         first = fit_features(kernel_states, states, landmarks_states)
         second = fit_features(kernel_observations, observations, landmarks_observations)
-        ridge = as_regularizer(regularizer, "regularizer", first.codes.dtype)
+        ridge = as_regularizer(regularizer, "regularizer", first.dtype)
         if landmarks_states is None:
             kernel = DirectSum((kernel_states, kernel_observations))
             joint = ExactFeatures(kernel, (states, observations), first.codes + second.codes)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._checks import as_batch, as_points, check_alike, check_finite, check_same_size, size, take
-from .._numerics import PSDFactor, matmul
+from .._numerics import AbstractFactor, matmul
 from .._typing import Array, ArrayLike, Bool, Float, Point, Points
 from ..embedding import Embedding
 from ..features import AbstractFeatures
@@ -125,7 +125,7 @@ def as_transitions(
     return take(states, slice(count)), take(observations, slice(lag, lag + count)), take(states, slice(1, count + 1))
 
 
-def project_prior(features: AbstractFeatures, prior: Embedding, factor: PSDFactor) -> Float[Array, " n"]:
+def project_prior(features: AbstractFeatures, prior: Embedding, factor: AbstractFactor) -> Float[Array, " n"]:
     """An embedding over states as weights on the sample of `features`, by the ridge regression of `factor`."""
     if prior.weights.ndim != 1:
         raise ValueError(f"`prior` is a batch of shape {prior.weights.shape}; use `jax.vmap` over its weights.")

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._checks import as_count, as_regularizer, as_share
-from .._numerics import PSDFactor, matmul, safe_divide
+from .._numerics import AbstractFactor, matmul, safe_divide
 from .._typing import Array, ArrayLike, Bool, Float, Point, Points
 from ..embedding import Embedding
 from ..features import AbstractFeatures, Landmarks, fit_features
@@ -68,9 +68,9 @@ class KernelBayesFilter(AbstractSampleFilter):
     observations: AbstractFeatures
     successors: Points
     successor_codes: Float[Array, "n r"]
-    state_factor: PSDFactor
-    transition_factor: PSDFactor
-    observation_factor: PSDFactor
+    state_factor: AbstractFactor
+    transition_factor: AbstractFactor
+    observation_factor: AbstractFactor
     regularizer: Float[Array, ""]
     posterior_regularizer: Float[Array, ""]
     truncation: Float[Array, ""]
@@ -147,7 +147,7 @@ class KernelBayesFilter(AbstractSampleFilter):
 
         state_features = fit_features(kernel_states, states, landmarks_states)
         observation_features = fit_features(kernel_observations, observations, landmarks_observations)
-        dtype = state_features.codes.dtype
+        dtype = state_features.dtype
         epsilon = as_regularizer(regularizer, "regularizer", dtype)
         delta = as_regularizer(posterior_regularizer, "posterior_regularizer", dtype)
         state_factor = state_features.ridge(epsilon)
@@ -274,7 +274,7 @@ class KernelBayesFilter(AbstractSampleFilter):
         codes = self.successor_codes if self.form == "a" else self.states.codes
         return self._regress(self.transition_factor, matmul(belief, codes))
 
-    def _regress(self, factor: PSDFactor, codes: Float[Array, "*batch r"]) -> Float[Array, "*batch n"]:
+    def _regress(self, factor: AbstractFactor, codes: Float[Array, "*batch r"]) -> Float[Array, "*batch n"]:
         weights = self.states.ridge_weights(factor, codes.reshape(-1, codes.shape[-1]))
         return weights.reshape(*codes.shape[:-1], weights.shape[-1])
 

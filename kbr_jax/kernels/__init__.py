@@ -9,6 +9,7 @@ from ._base import Sum as Sum
 from ._base import as_kernel as as_kernel
 from ._base import diagonal as diagonal
 from ._base import gram as gram
+from ._blocked import gram_product as gram_product
 from ._discrete import Delta as Delta
 from ._discrete import Precomputed as Precomputed
 from ._dot_product import Linear as Linear

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from .._checks import as_positive
-from .._numerics import safe_sqrt, squared_distances
+from .._numerics import exp, safe_sqrt, squared_distances
 from .._typing import Array, Float, Point, Points
 from ._base import AbstractKernel
 from ._domains import check_real, flat
@@ -45,14 +45,19 @@ class AbstractStationary(AbstractKernel):
         return self.profile(jnp.sum(_rescale(x - y, self.bandwidth) ** 2))
 
     def gram(self, x: Points, y: Points) -> Float[Array, "n m"]:
-        scale = jnp.broadcast_to(self.bandwidth.astype(x.dtype), x.shape[1:]).reshape(-1)
-        return self.profile(squared_distances(flat(x), flat(y), scale))
+        return _gram(self, x, y)
 
     def diagonal(self, x: Points) -> Float[Array, " n"]:
         return self.profile(jnp.zeros(x.shape[0], x.dtype))
 
     def check(self, x: Points, name: str) -> None:
         check_bandwidth(x, name, type(self).__name__, self.bandwidth)
+
+
+@eqx.filter_jit  # operation by operation it would take several arrays [n, m], and as many passes over memory
+def _gram(kernel: AbstractStationary, x: Points, y: Points) -> Float[Array, "n m"]:
+    scale = kernel.bandwidth.astype(x.dtype)
+    return kernel.profile(squared_distances(flat(x), flat(y), scale.reshape(-1) if scale.ndim else scale))
 
 
 class Gaussian(AbstractStationary):
@@ -69,11 +74,11 @@ class Gaussian(AbstractStationary):
     bandwidth: Float[Array, "..."] = eqx.field(converter=as_bandwidth)
 
     def profile(self, squared: Float[Array, "*s"]) -> Float[Array, "*s"]:
-        return jnp.exp(-squared / 2)
+        return exp(-squared / 2)
 
 
 def _matern0(squared: Float[Array, "*s"]) -> Float[Array, "*s"]:
-    return jnp.exp(-safe_sqrt(squared))
+    return exp(-safe_sqrt(squared))
 
 
 # The Matern profiles as functions of the squared distance s = r^2. Their derivatives are again Matern profiles, so first
@@ -81,13 +86,13 @@ def _matern0(squared: Float[Array, "*s"]) -> Float[Array, "*s"]:
 @jax.custom_jvp
 def _matern1(squared: Float[Array, "*s"]) -> Float[Array, "*s"]:
     r = safe_sqrt(squared)
-    return (1 + r) * jnp.exp(-r)
+    return (1 + r) * exp(-r)
 
 
 @jax.custom_jvp
 def _matern2(squared: Float[Array, "*s"]) -> Float[Array, "*s"]:
     r = safe_sqrt(squared)
-    return (1 + r + squared / 3) * jnp.exp(-r)
+    return (1 + r + squared / 3) * exp(-r)
 
 
 _matern1.defjvps(lambda tangent, _, squared: -_matern0(squared) / 2 * tangent)
@@ -135,7 +140,7 @@ class RationalQuadratic(AbstractStationary):
 
     def profile(self, squared: Float[Array, "*s"]) -> Float[Array, "*s"]:
         alpha = self.alpha.astype(squared.dtype)
-        return jnp.exp(-alpha * jnp.log1p(squared / (2 * alpha)))
+        return exp(-alpha * jnp.log1p(squared / (2 * alpha)))
 
 
 class Laplace(AbstractKernel):
@@ -149,7 +154,7 @@ class Laplace(AbstractKernel):
 
     def __call__(self, x: Point, y: Point) -> Float[Array, ""]:
         difference = _rescale(jnp.asarray(x) - jnp.asarray(y), self.bandwidth)
-        return jnp.exp(-jnp.sum(jnp.where(difference == 0, 0, jnp.abs(difference))))
+        return exp(-jnp.sum(jnp.where(difference == 0, 0, jnp.abs(difference))))
 
     def diagonal(self, x: Points) -> Float[Array, " n"]:
         return jnp.ones(x.shape[0], x.dtype)

@@ -6,10 +6,10 @@ import equinox as eqx
 import jax.numpy as jnp
 
 from .._checks import as_points, as_regularizer, check_finite, check_same_size
-from .._numerics import PSDFactor
+from .._numerics import AbstractFactor
 from .._typing import Array, ArrayLike, Float, Point, PointFunction, Points
 from ..embedding import CrossCovariance, Embedding, expectation
-from ..features import AbstractFeatures, Landmarks, encode, fit_features
+from ..features import AbstractFeatures, ConjugateGradient, Landmarks, encode, fit_features, iterative_features
 from ..kernels import AbstractKernel, TensorProduct, as_kernel
 from . import _moment_rules as moment_rules
 from ._moment_rules import MomentModel
@@ -27,7 +27,7 @@ class ConditionalEmbedding(eqx.Module):
     features_x: AbstractFeatures
     features_y: AbstractFeatures
     regularizer: Float[Array, ""]
-    factor: PSDFactor
+    factor: AbstractFactor
 
     @property
     def kernel_x(self) -> AbstractKernel:
@@ -59,6 +59,7 @@ def fit_conditional(
     regularizer: ArrayLike,
     landmarks_x: Landmarks | int | None = None,
     landmarks_y: Landmarks | int | None = None,
+    solver: ConjugateGradient | None = None,
 ) -> ConditionalEmbedding:
     r"""Fit $\hat C_{Y|X} = \Phi (K + n \lambda I)^{-1} \Upsilon^\top$ to n pairs (S13 eq 10; F11 writes $n \varepsilon$ as here).
 
@@ -70,7 +71,12 @@ def fit_conditional(
       lambda_S13 = n regularizer.
     - `landmarks_x`, `landmarks_y`: None for exact Gram matrices, an integer r for r greedy landmarks, or `Landmarks`.
 
-    **Returns:** a `ConditionalEmbedding`. Cost O(n^3) and memory O(n^2) exact; O(n r^2) and O(n r) with landmarks.
+    - `solver`: None to factor; `ConjugateGradient()` where n x n matrices do not fit: exact without forming the Gram
+      matrix of x, nor (unless `landmarks_y` are given) that of y, which only Bayes' rule would need.
+
+    **Returns:** a `ConditionalEmbedding`. Cost O(n^3) and memory O(n^2) exact; O(n r^2) and O(n r) with landmarks. With a
+    `solver` fitting costs O(n r^2), and each call of a rule on b points O(n^2 (d + b)) an iteration, memory
+    O(n (block + r + b)); `model.factor.diagnose(model.features_x.encode(x).T)` reports on the solve.
 
     **Raises:** `ValueError` for empty, unpaired or non-finite samples, a dtype outside a kernel's domain, or a regularizer
     that is not positive. (Traced data with NaN raises when the compiled program runs.)
@@ -80,9 +86,20 @@ def fit_conditional(
     check_same_size(x, "x", y, "y")
     kernel_x.check(x, "x")
     kernel_y.check(y, "y")
-    features_x = fit_features(kernel_x, x, landmarks_x)
-    features_y = fit_features(kernel_y, y, landmarks_y)
-    regularizer = as_regularizer(regularizer, "regularizer", features_x.codes.dtype)
+    if solver is None:
+        features_x = fit_features(kernel_x, x, landmarks_x)
+    elif landmarks_x is None:
+        features_x = iterative_features(kernel_x, x, solver)
+    else:
+        raise ValueError(
+            "`landmarks_x` approximate the Gram matrix, a `solver` is for the exact one: give one of them. The landmarks of "
+            "the preconditioner are `ConjugateGradient(landmarks=...)`."
+        )
+    if solver is None or landmarks_y is not None:
+        features_y = fit_features(kernel_y, y, landmarks_y)
+    else:
+        features_y = iterative_features(kernel_y, y, ConjugateGradient(rank=0, block=solver.block))
+    regularizer = as_regularizer(regularizer, "regularizer", features_x.dtype)
     return ConditionalEmbedding(features_x, features_y, regularizer, features_x.ridge(regularizer))
 
 
@@ -121,11 +138,11 @@ def condition_centred(
 
 
 def centred_weights(
-    features: AbstractFeatures, factor: PSDFactor, codes: Float[Array, "b r"], form: Literal["affine", "printed"]
+    features: AbstractFeatures, factor: AbstractFactor, codes: Float[Array, "b r"], form: Literal["affine", "printed"]
 ) -> Float[Array, "b n"]:
     """Weights of the 2009 estimator for each code; `factor` is `features.ridge(regularizer, centred=True)`."""
     if form == "affine":
-        codes = codes - jnp.mean(features.codes, axis=0)
+        codes = codes - features.mean_code()
     weights = features.ridge_weights(factor, features.centre(codes))
     weights = weights - jnp.mean(weights, axis=-1, keepdims=True)
     return weights + 1 / features.size if form == "affine" else weights

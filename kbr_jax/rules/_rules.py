@@ -119,7 +119,7 @@ def bayes_rule(
         )
     features = model.features_y
     codes, single = encode(features, y, "y")
-    delta = as_regularizer(regularizer, "regularizer", features.codes.dtype)
+    delta = as_regularizer(regularizer, "regularizer", features.dtype)
     weights = clean_weights(
         prior_weights(model, prior), clip=clip, truncation=truncation.astype(codes.dtype), normalise=normalise
     )

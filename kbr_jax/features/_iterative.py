@@ -1,0 +1,242 @@
+r"""Exact ridge regression on samples whose Gram matrix does not fit in memory: conjugate gradients with blocked products.
+
+Each iteration costs one product $K P$, in blocks of rows (`gram_product`). Their number is that of
+$M^{-1} (K + n \lambda I)$ with $M = \Phi \Phi^\top + n \lambda I$ from landmark features $\Phi$: its condition number is at most
+$1 + |K - \Phi \Phi^\top| / (n \lambda)$, so it takes tens of iterations once the landmarks explain K down to the ridge.
+"""
+
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from .._checks import as_count, is_concrete, size, take
+from .._numerics import AbstractFactor, PSDFactor, matmul, psd_factor
+from .._typing import Array, Float, Int, Points
+from ..kernels import AbstractKernel, gram_product
+from ._features import AbstractGramFeatures, ExactFeatures, exact_features
+from ._landmarks import Landmarks, greedy_landmarks, landmark_features
+
+_CANDIDATES = 10  # points among which a landmark is chosen, for each landmark
+
+
+class ConjugateGradient(eqx.Module):
+    r"""How to solve with $K + n \lambda I$ without forming K: conjugate gradients, preconditioned by landmarks.
+
+    **Arguments** (all but `landmarks` static):
+
+    - `rank`: number r of landmarks of the preconditioner, chosen greedily among at most 10 r points at even steps
+      through the sample; 0 for none. More landmarks, fewer iterations: memory O(n r), O(n r^2) once.
+    - `landmarks`: given `Landmarks` for the preconditioner, instead of a rank.
+    - `tolerance`: on the residual $|b - (K + n \lambda I) w| / |b|$ of each column; by default 1e-8 in float64, 1e-5 in
+      float32. A float32 residual has a floor of about 1e-7 |K| / (n lambda).
+    - `max_iterations`: limit on the iterations of one solve.
+    - `block`: rows of K formed at a time, as in `gram_product`.
+    - `throw`: raise an `equinox.EquinoxRuntimeError` when the program runs and a column ends above the tolerance, also
+      in the solve of a gradient. If False the last iterate is returned: look at `ConjugateGradientFactor.diagnose`.
+    """
+
+    rank: int = eqx.field(static=True, default=300)
+    landmarks: Landmarks | None = None
+    tolerance: float | None = eqx.field(static=True, default=None)
+    max_iterations: int = eqx.field(static=True, default=200)
+    block: int | None = eqx.field(static=True, default=None)
+    throw: bool = eqx.field(static=True, default=True)
+
+    def __check_init__(self):
+        if self.rank != 0:
+            as_count(self.rank, "rank")
+        as_count(self.max_iterations, "max_iterations")
+        if self.block is not None:
+            as_count(self.block, "block")
+        tolerance = self.tolerance
+        if tolerance is not None and (not is_concrete(tolerance) or not 0 < tolerance < 1):
+            raise ValueError(f"`tolerance` must be a plain number in (0, 1), or None for the default; got {tolerance}.")
+
+
+class SolveReport(eqx.Module):
+    """What conjugate gradients did: `iterations` and relative `residual` of each column, and whether it `converged`."""
+
+    iterations: Int[Array, " k"]
+    residual: Float[Array, " k"]
+    converged: Array
+
+
+class ConjugateGradientFactor(AbstractFactor):
+    r"""$K + s I$, or $H K H + s I$ if `centred`, ready to be solved with by conjugate gradients; K is never formed.
+
+    `codes` holds the landmark features $\Phi$ `[n, r]` of the preconditioner and `inner` the factor of
+    $\Phi^\top \Phi + s I$. Gradients come from kernel, points and shift by implicit differentiation: one more solve.
+    """
+
+    kernel: AbstractKernel
+    points: Points
+    shift: Float[Array, ""]
+    codes: Float[Array, "n r"] | None
+    inner: PSDFactor | None
+    settings: ConjugateGradient
+    centred: bool = eqx.field(static=True)
+
+    def solve(self, b: Float[Array, "n *k"]) -> Float[Array, "n *k"]:
+        return self.diagnose(b)[0]
+
+    def diagnose(self, b: Float[Array, "n *k"]) -> tuple[Float[Array, "n *k"], SolveReport]:
+        """The solution and the report on it, for b `[n]` or columns `[n, ...]`, all iterated at once, each with its own steps.
+
+        Cost O(n^2 (d + k)) an iteration, memory O(n (block + r + k)).
+        """
+        solution, report = _solve(self, b.reshape(b.shape[0], -1))
+        return solution.reshape(b.shape), report
+
+    def product(self, x: Float[Array, "n k"]) -> Float[Array, "n k"]:
+        """The matrix times columns."""
+        inside = _centre(x) if self.centred else x
+        inside = gram_product(self.kernel, self.points, self.points, inside, block=self.settings.block)
+        return (_centre(inside) if self.centred else inside) + self.shift * x
+
+    def precondition(self, x: Float[Array, "n k"]) -> Float[Array, "n k"]:
+        r"""$s (\Phi \Phi^\top + s I)^{-1} x = x - \Phi (\Phi^\top \Phi + s I)^{-1} \Phi^\top x$."""
+        if self.codes is None or self.inner is None:
+            return x
+        return x - matmul(self.codes, self.inner.solve(matmul(self.codes.T, x)))
+
+
+def _centre(x: Float[Array, "n k"]) -> Float[Array, "n k"]:
+    return x - jnp.mean(x, axis=0)
+
+
+@eqx.filter_jit
+def _solve(factor: ConjugateGradientFactor, b: Float[Array, "n k"]) -> tuple[Float[Array, "n k"], SolveReport]:
+    settings, fixed = factor.settings, lax.stop_gradient(factor)
+    tolerance = settings.tolerance
+    if tolerance is None:
+        tolerance = 1e-8 if jnp.finfo(b.dtype).eps < 1e-10 else 1e-5
+
+    def solve(_, rhs):
+        scale = jnp.linalg.norm(rhs, axis=0)
+        scale = jnp.where(scale > 0, scale, 1)
+        solution, report = _iterate(fixed, rhs / scale, tolerance, settings.max_iterations)
+        if settings.throw:
+            # In here, so that the solve of a gradient is watched too.
+            solution = eqx.error_if(
+                solution,
+                ~report.converged,
+                "Conjugate gradients did not reach the tolerance. Give the preconditioner more landmarks (`rank`), raise "
+                "`max_iterations`, `tolerance` or the regularizer, or compute in float64; `throw=False` and "
+                "`factor.diagnose` show how far it came.",
+            )
+        return solution * scale, report
+
+    return lax.custom_linear_solve(factor.product, b, solve, symmetric=True, has_aux=True)
+
+
+def _norms(x: Float[Array, "n k"]) -> Float[Array, " k"]:
+    return jnp.sqrt(jnp.sum(x**2, axis=0))
+
+
+def _iterate(
+    factor: ConjugateGradientFactor, b: Float[Array, "n k"], tolerance: float, limit: int
+) -> tuple[Float[Array, "n k"], SolveReport]:
+    """Conjugate gradients for columns of unit norm, begun again from the true residual while that still helps."""
+
+    def unfinished(state):
+        _, residual, before, counts = state
+        worst = jnp.max(_norms(residual))
+        # NaN must end the loop as well; a residual that no longer halves has met the floor of the precision.
+        return (worst > tolerance) & (worst <= before / 2) & (jnp.max(counts) < limit)
+
+    def cycle(state):
+        x, residual, _, counts = state
+        # Half the tolerance, because the residual of the recursion drifts from the true one.
+        step, used = _cycle(factor.product, factor.precondition, residual, tolerance / 2, limit - jnp.max(counts))
+        x = x + step
+        return x, b - factor.product(x), jnp.max(_norms(residual)), counts + used
+
+    start = (jnp.zeros_like(b), b, jnp.asarray(jnp.inf, b.dtype), jnp.zeros(b.shape[1], int))
+    x, residual, _, counts = lax.while_loop(unfinished, cycle, start)
+    residuals = _norms(residual)
+    return x, SolveReport(counts, residuals, jnp.all(residuals <= tolerance))
+
+
+def _cycle(
+    product: Callable, precondition: Callable, b: Float[Array, "n k"], tolerance: float, limit: Int[Array, ""]
+) -> tuple[Float[Array, "n k"], Int[Array, " k"]]:
+    """One run of preconditioned conjugate gradients from zero; every column has its own steps and rests once it is done."""
+
+    def unfinished(state):
+        _, residual, _, _, counts = state
+        return jnp.any(_norms(residual) > tolerance) & (jnp.max(counts) < limit)
+
+    def step(state):
+        x, residual, direction, height, counts = state
+        active = _norms(residual) > tolerance
+        image = product(direction)
+        curvature = jnp.sum(direction * image, axis=0)
+        length = jnp.where(active & (curvature > 0), height / jnp.where(curvature > 0, curvature, 1), 0)
+        x, residual = x + length * direction, residual - length * image
+        improved = precondition(residual)
+        new_height = jnp.sum(residual * improved, axis=0)
+        ratio = jnp.where(active & (height > 0), new_height / jnp.where(height > 0, height, 1), 0)
+        return x, residual, improved + ratio * direction, new_height, counts + active.astype(int)
+
+    first = precondition(b)
+    start = (jnp.zeros_like(b), b, first, jnp.sum(b * first, axis=0), jnp.zeros(b.shape[1], int))
+    x, _, _, _, counts = lax.while_loop(unfinished, step, start)
+    return x, counts
+
+
+class IterativeFeatures(AbstractGramFeatures):
+    """The exact Gram matrix, not stored: ridge regressions on it are solved by conjugate gradients.
+
+    Memory O(n (block + r)) for `encode`, `ridge` and what follows from them. `codes`, `operator` and both posteriors (Bayes'
+    rule for the variable of this sample) still form the n x n matrix, when asked.
+    """
+
+    kernel: AbstractKernel
+    points: Points
+    settings: ConjugateGradient
+    preconditioner: Float[Array, "n r"] | None
+
+    @property
+    def codes(self) -> Float[Array, "n r"]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The Gram matrix, formed anew."""
+        return self.kernel.gram(self.points, self.points)
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        return jax.eval_shape(self.kernel.diagonal, self.points).dtype
+
+    def mean_code(self) -> Float[Array, " r"]:
+        uniform = jnp.full(self.size, 1 / self.size, self.dtype)
+        return gram_product(self.kernel, self.points, self.points, uniform, block=self.settings.block)
+
+    def rebase(self, points: Points) -> "IterativeFeatures":
+        return iterative_features(self.kernel, points, self.settings)
+
+    def restrict(
+        self, index: Int[Array, " k"], codes: Float[Array, "b r"]
+    ) -> tuple[ExactFeatures, Float[Array, "b q"]]:
+        return exact_features(self.kernel, take(self.points, index)), codes[:, index]
+
+    def ridge(self, regularizer: Float[Array, ""], centred: bool = False) -> ConjugateGradientFactor:
+        shift = self.size * regularizer
+        codes, inner = self.preconditioner, None
+        if codes is not None:
+            codes = codes - jnp.mean(codes, axis=0) if centred else codes
+            inner = psd_factor(matmul(codes.T, codes), lax.stop_gradient(shift))
+        return ConjugateGradientFactor(self.kernel, self.points, shift, codes, inner, self.settings, centred)
+
+
+def iterative_features(kernel: AbstractKernel, points: Points, settings: ConjugateGradient) -> IterativeFeatures:
+    """A checked sample, with the landmark features that precondition its solves. Cost O(n r^2 + n r d)."""
+    landmarks, rank = settings.landmarks, settings.rank
+    if landmarks is None and rank:
+        candidates = take(points, slice(None, None, max(1, size(points) // (_CANDIDATES * rank))))
+        landmarks = greedy_landmarks(kernel, candidates, rank=rank)
+    codes = None
+    if landmarks is not None:
+        codes = landmark_features(*lax.stop_gradient((kernel, points, landmarks))).codes
+    # pyright counts the property `codes` among the fields.
+    return IterativeFeatures(kernel, points, settings, codes)  # pyright: ignore[reportCallIssue]

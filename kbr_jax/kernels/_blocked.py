@@ -1,0 +1,68 @@
+"""Products with a Gram matrix that is never formed."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from .._checks import as_count, as_points, check_alike, size
+from .._numerics import matmul
+from .._typing import Array, ArrayLike, Float, Points
+from ._base import AbstractKernel, as_kernel
+
+#: Entries of K in a block by default: 16 MiB in float64, which a last-level cache holds; and rows at least, so that the
+#: work on `y` that each block repeats stays small.
+_BLOCK_ENTRIES, _BLOCK_ROWS = 2**21, 32
+
+
+def gram_product(kernel: Any, x: Points, y: Points, v: ArrayLike, *, block: int | None = None) -> Float[Array, "n *k"]:
+    r"""$K(X, Y) V$, $\sum_j k(x_i, y_j) V_{jc}$, without the n x m matrix: a block of rows is formed, multiplied, forgotten.
+
+    **Arguments:**
+
+    - `kernel`: a kernel, or any callable of two points.
+    - `x`, `y`: samples of n and of m points.
+    - `v`: a vector `[m]`, or columns `[m, ...]`.
+    - `block`: the most rows of K to form at a time (static), by default about 2^21 / m, and at least 32. The result
+      depends on it only by rounding.
+
+    **Returns:** array `[n]`, or `[n, ...]`. Cost O(n m (d + k)), memory O(block m) beside arguments and result. The
+    gradient with respect to the kernel's parameters, x, y and v forms each block once more: the same memory, not O(n m).
+
+    **Raises:** `ValueError` where `gram` does, for a `v` of another length than y, and for a block < 1.
+    """
+    kernel = as_kernel(kernel)
+    x, y, v = as_points(x, "x"), as_points(y, "y"), jnp.asarray(v)
+    check_alike(y, "y", x, "x")
+    kernel.check(x, "x")
+    kernel.check(y, "y")
+    if not jnp.issubdtype(v.dtype, jnp.floating):
+        raise ValueError(f"`v` must be floating-point, not {v.dtype}; convert it with `v.astype(float)`.")
+    if v.ndim == 0 or v.shape[0] != size(y):
+        raise ValueError(
+            f"`v` has shape {v.shape}; its first axis must hold one number for each of {size(y)} points `y`."
+        )
+    rows = max(_BLOCK_ROWS, _BLOCK_ENTRIES // size(y)) if block is None else as_count(block, "block")
+    product = _by_blocks(kernel, x, y, v.reshape(v.shape[0], -1), rows)
+    return product.reshape(-1, *v.shape[1:])
+
+
+def _by_blocks(kernel: AbstractKernel, x: Points, y: Points, v: Float[Array, "m k"], rows: int) -> Float[Array, "n k"]:
+    n = size(x)
+    count = -(-n // rows)
+    rows = -(-n // count)  # as even as can be: fewer than `count` rows of padding
+
+    def blocks(leaf):
+        # Copies of the last point: any other filling might lie outside the kernel's domain.
+        padding = jnp.broadcast_to(leaf[-1:], (count * rows - n, *leaf.shape[1:]))
+        return jnp.concatenate([leaf, padding]).reshape(count, rows, *leaf.shape[1:])
+
+    # The checkpoint keeps the reverse pass from storing every block; the gradients of kernel, y and v add up in its carry.
+    @jax.checkpoint
+    def product(part):
+        return matmul(kernel.gram(part, y), v)
+
+    if count == 1:
+        return product(x)
+    return lax.map(product, jax.tree.map(blocks, x)).reshape(count * rows, -1)[:n]
