@@ -31,9 +31,13 @@ from .embedding import squared_norm as squared_norm
 from .embedding import witness as witness
 from .features import AbstractFeatures as AbstractFeatures
 from .features import ExactFeatures as ExactFeatures
+from .features import FeatureChoice as FeatureChoice
+from .features import FourierFeatures as FourierFeatures
+from .features import Frequencies as Frequencies
 from .features import IncompleteCholesky as IncompleteCholesky
 from .features import LandmarkFeatures as LandmarkFeatures
 from .features import Landmarks as Landmarks
+from .features import fourier_frequencies as fourier_frequencies
 from .features import given_landmarks as given_landmarks
 from .features import greedy_landmarks as greedy_landmarks
 from .features import incomplete_cholesky as incomplete_cholesky

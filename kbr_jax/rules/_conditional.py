@@ -9,7 +9,7 @@ from .._checks import as_batch, as_points, as_regularizer, check_finite, check_s
 from .._numerics import PSDFactor
 from .._typing import Array, ArrayLike, Float, Point, PointFunction, Points
 from ..embedding import CrossCovariance, Embedding, expectation
-from ..features import AbstractFeatures, Landmarks, fit_features
+from ..features import AbstractFeatures, FeatureChoice, fit_features
 from ..kernels import AbstractKernel, TensorProduct, as_kernel
 
 
@@ -55,8 +55,8 @@ def fit_conditional(
     y: Points,
     *,
     regularizer: ArrayLike,
-    landmarks_x: Landmarks | int | None = None,
-    landmarks_y: Landmarks | int | None = None,
+    landmarks_x: FeatureChoice = None,
+    landmarks_y: FeatureChoice = None,
 ) -> ConditionalEmbedding:
     r"""Fit $\hat C_{Y|X} = \Phi (K + n \lambda I)^{-1} \Upsilon^\top$ to n pairs (S13 eq 10; F11 writes $n \varepsilon$ as here).
 
@@ -66,7 +66,8 @@ def fit_conditional(
     - `x`, `y`: samples `[n, ...]` of pairs.
     - `regularizer`: lambda > 0. The matrix inverted is `K + n regularizer I`; S13 prints `K + lambda I`, so
       lambda_S13 = n regularizer.
-    - `landmarks_x`, `landmarks_y`: None for exact Gram matrices, an integer r for r greedy landmarks, or `Landmarks`.
+    - `landmarks_x`, `landmarks_y`: None for exact Gram matrices, an integer r for r greedy landmarks, `Landmarks`, or
+      `Frequencies` of random Fourier features (`fourier_frequencies`).
 
     **Returns:** a `ConditionalEmbedding`. Cost O(n^3) and memory O(n^2) exact; O(n r^2) and O(n r) with landmarks.
 
