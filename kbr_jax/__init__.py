@@ -41,7 +41,9 @@ from .features import fourier_frequencies as fourier_frequencies
 from .features import given_landmarks as given_landmarks
 from .features import greedy_landmarks as greedy_landmarks
 from .features import incomplete_cholesky as incomplete_cholesky
+from .features import kmeans_landmarks as kmeans_landmarks
 from .features import random_landmarks as random_landmarks
+from .features import stream_landmarks as stream_landmarks
 from .features import uniform_landmarks as uniform_landmarks
 from .filtering import AbstractFilter as AbstractFilter
 from .filtering import ApproximateFilter as ApproximateFilter

@@ -139,7 +139,7 @@ def test_the_rules_take_frequencies():
 
 @pytest.mark.parametrize("family", [kbr.KernelBayesFilter, kbr.ApproximateFilter])
 def test_the_filters_take_frequencies(family):
-    angles = 0.3 * jnp.arange(60)
+    angles = 0.3 * jnp.arange(60.0)
     states = jnp.stack([jnp.cos(angles), jnp.sin(angles)], axis=1) + 0.05 * jnp.asarray(RNG.normal(size=(60, 2)))
     kernel = kbr.Gaussian(0.7)
     draws = kbr.fourier_frequencies(kernel, states, rank=200, key=jax.random.key(4), orthogonal=True)
