@@ -26,16 +26,11 @@ def products(kernel, points, count, orthogonal=False, seed=0):
 
 
 KERNELS = {
-    "Gaussian": (G, X),
     "Gaussian, ARD": (kbr.Gaussian(ARD), X),
-    "Laplace": (kbr.Laplace(1.7), X),
     "Laplace, ARD": (kbr.Laplace(ARD), X),
     "Matern12": (kbr.Matern12(1.7), X),
     "Matern32": (kbr.Matern32(ARD), X),
     "Matern52": (kbr.Matern52(1.1), X),
-    "scaled": (2.5 * G, X),
-    "sum": (2.0 * G + kbr.Laplace(2.0), X),
-    "product": (G * kbr.Matern32(2.0), X),
     "sum of products": ((G + 0.5 * kbr.Matern52(2.0)) * kbr.Laplace(3.0), X),
     "tensor product": (kbr.TensorProduct((G, kbr.Laplace(1.0))), (X, Y)),
     "direct sum": (kbr.DirectSum((G, 3.0 * kbr.Matern12(1.0))), (X, Y)),
@@ -59,7 +54,7 @@ def test_features_are_unbiased(name):
     np.testing.assert_allclose(np.diagonal(estimates, axis1=1, axis2=2), diagonals, rtol=1e-12)
 
 
-@pytest.mark.parametrize("kernel", [G, kbr.Matern12(1.7), kbr.Matern52(ARD)], ids=lambda k: type(k).__name__)
+@pytest.mark.parametrize("kernel", [G, kbr.Matern52(ARD)], ids=lambda k: type(k).__name__)
 def test_orthogonal_features_are_unbiased(kernel):
     check_mean(products(kernel, X, 2000, orthogonal=True), np.asarray(kbr.gram(kernel, X)))
 

@@ -30,7 +30,7 @@ def distinct(landmarks):
 # Blocks
 
 
-@pytest.mark.parametrize("block", [1, 7, 32, 1000])
+@pytest.mark.parametrize("block", [7, 1000])
 @pytest.mark.parametrize("key", [None, 0])
 def test_blocks_are_a_cholesky_decomposition(block, key):
     key = None if key is None else jax.random.key(key)
@@ -43,8 +43,8 @@ def test_blocks_are_a_cholesky_decomposition(block, key):
     np.testing.assert_allclose(np.triu(factor[pivots], 1), 0, atol=1e-9)  # in the order of choice
 
 
-@pytest.mark.parametrize("block", [8, 64])
-def test_blocks_leave_about_the_same_trace(block):
+def test_blocks_leave_about_the_same_trace():
+    block = 64
     greedy = float(jnp.sum(kbr.incomplete_cholesky(KERNEL, X, rank=100).residual))
     blocked = float(jnp.sum(kbr.incomplete_cholesky(KERNEL, X, rank=100, block=block).residual))
     assert blocked < 1.1 * greedy
@@ -57,22 +57,18 @@ def test_blocks_leave_about_the_same_trace(block):
 
 
 def test_blocks_keep_the_law_of_random_pivots():
-    """The pair of the first two labels against its probabilities, for one pivot at a time and for a block."""
+    """The labels of the first two pivots against their probabilities, one pivot at a time."""
     counts = np.asarray([60, 30, 9, 1])
     expected = np.outer(counts / 100, counts).astype(float)
     np.fill_diagonal(expected, 0)  # a label once chosen is explained
-    expected = expected / (100 - counts)[:, None]
-    draws = 3000
-    keys = jax.random.split(jax.random.key(2), draws)
-    for block in (1, 2):
+    expected, draws = expected / (100 - counts)[:, None], 3000
 
-        def pair(key, block=block):
-            result = kbr.incomplete_cholesky(kbr.Delta(), LABELS, rank=2, key=key, block=block)
-            return LABELS[result.pivots]
+    def pair(key):
+        return LABELS[kbr.incomplete_cholesky(kbr.Delta(), LABELS, rank=2, key=key, block=2).pivots]
 
-        pairs = np.asarray(jax.vmap(pair)(keys))
-        share = np.histogram2d(*pairs.T, bins=4, range=[[-0.5, 3.5]] * 2)[0] / draws
-        assert np.all(np.abs(share - expected) <= 5 * np.sqrt(expected / draws))
+    pairs = np.asarray(jax.vmap(pair)(jax.random.split(jax.random.key(2), draws)))
+    share = np.histogram2d(*pairs.T, bins=4, range=[[-0.5, 3.5]] * 2)[0] / draws
+    assert np.all(np.abs(share - expected) <= 5 * np.sqrt(expected / draws))
 
 
 @pytest.mark.parametrize("key", [None, 0])
@@ -84,25 +80,22 @@ def test_blocks_stop_where_the_rank_runs_out(key):
     np.testing.assert_allclose(result.factor @ result.factor.T, kbr.gram(KERNEL, repeated), atol=1e-12)
 
 
-@pytest.mark.parametrize("key", [None, 0])
-def test_blocks_stop_at_the_tolerance(key):
-    key = None if key is None else jax.random.key(key)
-    result = kbr.incomplete_cholesky(KERNEL, X, rank=300, tolerance=0.1, key=key, block=64)
+def test_blocks_stop_at_the_tolerance():
+    result = kbr.incomplete_cholesky(KERNEL, X, rank=300, tolerance=0.1, key=jax.random.key(0), block=64)
     count = int(jnp.sum(result.active))
     traces = [N - float(jnp.sum(result.factor[:, :c] ** 2)) for c in (count - 1, count)]
     assert traces[1] <= 0.1 * N < traces[0]
     assert not np.any(result.factor[:, count:])
 
 
-def test_blocks_under_jit_and_vmap():
-    def points(h, key=None):
-        return kbr.incomplete_cholesky(kbr.Gaussian(h), X[:60], rank=20, key=key, block=8).factor
+def test_blocks_under_vmap_and_grad():
+    def factor(h):
+        return kbr.incomplete_cholesky(kbr.Gaussian(h), X[:60], rank=20, block=8).factor
 
-    batch = jax.vmap(points)(jnp.asarray([0.5, 2.0]))
+    batch = jax.vmap(factor)(jnp.asarray([0.5, 2.0]))
     for index, h in enumerate((0.5, 2.0)):
-        np.testing.assert_allclose(batch[index], points(h), atol=1e-10)
-        np.testing.assert_allclose(jax.jit(points)(h), points(h), atol=1e-10)
-    assert float(jax.grad(lambda h: jnp.sum(points(h)))(1.0)) == 0
+        np.testing.assert_allclose(batch[index], factor(h), atol=1e-10)
+    assert float(jax.grad(lambda h: jnp.sum(factor(h)))(1.0)) == 0
 
 
 def test_many_points_are_chosen_in_blocks():
@@ -198,13 +191,14 @@ def test_all_chunks_share_one_compilation():
 
 
 def test_the_reservoir_is_a_uniform_sample_of_any_chunks():
-    points = jnp.arange(20)
-    count = np.zeros(20)
-    for seed in range(300):
-        chosen = kbr.stream_landmarks(kbr.Delta(), chunked(points, 7), rank=5, key=jax.random.key(seed), pool=5)
-        assert distinct(chosen) == 5
-        count += np.isin(np.arange(20), np.asarray(chosen.points))
-    assert np.all(np.abs(count / 300 - 0.25) < 5 * np.sqrt(0.25 * 0.75 / 300))
+    points, share, runs = jnp.arange(200), np.zeros(200), 40
+    for seed in range(runs):
+        chosen = kbr.stream_landmarks(kbr.Delta(), chunked(points, 30), rank=50, key=jax.random.key(seed), pool=50)
+        assert distinct(chosen) == 50
+        share += np.isin(np.arange(200), np.asarray(chosen.points)) / runs
+    assert np.all(np.abs(share - 0.25) < 5 * np.sqrt(0.25 * 0.75 / runs))
+    chunks = np.asarray([np.mean(part) for part in np.array_split(share[:180], 6)])  # none of them is preferred
+    assert np.all(np.abs(chunks - 0.25) < 5 * np.sqrt(0.25 * 0.75 / runs / 30))
 
 
 def test_short_streams():

@@ -67,14 +67,14 @@ def _flat(x: Array) -> Float[Array, "n d"]:
 
 @eqx.filter_jit
 def _seed(kernel: AbstractKernel | None, x: Points, rank: int, key: PRNGKeyArray):
-    diagonal = None if kernel is None else lax.stop_gradient(kernel).diagonal(x)
+    kernel = lax.stop_gradient(kernel)
 
     def distances(index):
         centre = take(x, index[None])
         if kernel is None:
             return squared_distances(_flat(x), _flat(centre))[:, 0]
-        norms = diagonal + diagonal[index]
-        squares = norms - 2 * lax.stop_gradient(kernel).gram(x, centre)[:, 0]
+        norms = kernel.diagonal(x) + kernel.diagonal(centre)
+        squares = norms - 2 * kernel.gram(x, centre)[:, 0]
         return jnp.where(squares > 8 * jnp.finfo(norms.dtype).eps * norms, squares, 0)  # below: rounding
 
     def add(i, carry):
