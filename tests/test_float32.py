@@ -192,7 +192,10 @@ def test_landmarks_in_blocks(key):
         kbr.incomplete_cholesky(kbr.Gaussian(2.0), jnp.asarray(x64, jnp.float32), rank=200, key=key, block=32)
     )
     low_rank = np.asarray(result.factor, np.float64)
-    assert np.abs(gaussian(x64, x64, 2.0) - low_rank @ low_rank.T).max() < 1e-4
+    # The trace of the residual is at most 1e-6 of 2000, and bounds every entry.
+    rest = gaussian(x64, x64, 2.0) - low_rank @ low_rank.T
+    assert np.abs(rest).max() < 2e-3
+    np.testing.assert_allclose(np.diagonal(rest), np.asarray(result.residual), atol=2e-5)
     assert not np.all(result.active)
 
 
