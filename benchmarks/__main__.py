@@ -7,6 +7,7 @@ MODULES = [
     "filter_speed",
     "gram_speed",
     "conjugate_gradient",
+    "landmark_selection",
     "precision",
     "rotation_dynamics",
     "camera_selection",

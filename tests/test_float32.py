@@ -199,9 +199,44 @@ def test_landmarks():
         kbr.random_landmarks(KERNEL, X, rank=20, key=key),
         kbr.uniform_landmarks(X, rank=20, key=key),
         kbr.given_landmarks(X[:20]),
+        kbr.greedy_landmarks(KERNEL, X, rank=20, block=8),
+        kbr.random_landmarks(KERNEL, X, rank=20, key=key, block=8),
+        kbr.kmeans_landmarks(X, rank=20, key=key, kernel=KERNEL, iterations=2),
+        kbr.stream_landmarks(KERNEL, [X[:20], X[20:]], rank=20, key=key),
     ):
         model = kbr.fit_conditional(KERNEL, KERNEL, X, Y, regularizer=EPSILON, landmarks_x=landmarks)
         single(kbr.condition(model, X).weights)
+
+
+@pytest.mark.parametrize("key", [None, 0])
+def test_landmarks_in_blocks(key):
+    """2000 points whose Gram matrix has far fewer numerical ranks than asked for."""
+    x64 = RNG.normal(size=(2000, 2))
+    key = None if key is None else jax.random.key(key)
+    result = single(
+        kbr.incomplete_cholesky(kbr.Gaussian(2.0), jnp.asarray(x64, jnp.float32), rank=200, key=key, block=32)
+    )
+    low_rank = np.asarray(result.factor, np.float64)
+    # The trace of the residual is at most 1e-6 of 2000, and bounds every entry.
+    rest = gaussian(x64, x64, 2.0) - low_rank @ low_rank.T
+    assert np.abs(rest).max() < 2e-3
+    np.testing.assert_allclose(np.diagonal(rest), np.asarray(result.residual), atol=2e-5)
+    assert not np.all(result.active)
+
+
+@pytest.mark.parametrize(
+    "kernel", [kbr.Gaussian(1.0), kbr.Laplace(2.0), kbr.Matern12(2.0)], ids=lambda k: type(k).__name__
+)
+def test_fourier_features(kernel):
+    points = X + 100  # angles are taken from the centre of the points, or they would lose their digits here
+    draws = single(kbr.fourier_frequencies(kernel, points, rank=4000, key=jax.random.key(0)))
+    model = kbr.fit_conditional(
+        kernel, kernel, points, points, regularizer=EPSILON, landmarks_x=draws, landmarks_y=draws
+    )
+    codes = np.asarray(single(model.features_x.codes), np.float64)
+    close(jnp.asarray(np.sum(codes**2, axis=1), jnp.float32), np.ones(N), 1e-5)
+    assert np.abs(codes @ codes.T - np.asarray(kbr.gram(kernel, points))).max() < 5 / np.sqrt(2000)
+    single(kbr.bayes_rule(model, kbr.embed(kernel, points[:5]), points[:2], regularizer=DELTA).weights)
 
 
 @pytest.mark.parametrize("model, tol", [(MODEL, 1e-4), (LOW_RANK, 5e-3)], ids=["exact", "landmarks"])

@@ -17,7 +17,8 @@ from .._numerics import AbstractFactor, PSDFactor, matmul, psd_factor
 from .._typing import Array, Float, Int, Points
 from ..kernels import AbstractKernel, gram_product
 from ._features import AbstractGramFeatures, ExactFeatures, exact_features
-from ._landmarks import Landmarks, greedy_landmarks, landmark_features
+from ._landmarks import Landmarks, landmark_features
+from ._selection import greedy_landmarks
 
 _CANDIDATES = 10  # points among which a landmark is chosen, for each landmark
 

@@ -9,7 +9,7 @@ from .._checks import as_count, as_regularizer
 from .._numerics import AbstractFactor, matmul
 from .._typing import Array, ArrayLike, Bool, Float, Point, Points
 from ..embedding import Embedding, normalised
-from ..features import AbstractFeatureMap, AbstractFeatures, ExactFeatures, Landmarks, fit_features
+from ..features import AbstractFeatureMap, AbstractFeatures, ExactFeatures, FeatureChoice, fit_features
 from ..kernels import AbstractKernel, DirectSum, as_kernel
 from ..rules import centred_weights
 from ._base import AbstractSampleFilter, FilterStep, as_transitions, project_prior
@@ -81,15 +81,16 @@ class ApproximateFilter(AbstractSampleFilter):
         *,
         successors: Points | None = None,
         regularizer: ArrayLike,
-        landmarks_states: Landmarks | int | None = None,
-        landmarks_observations: Landmarks | int | None = None,
+        landmarks_states: FeatureChoice = None,
+        landmarks_observations: FeatureChoice = None,
         form: Form = "affine",
     ) -> "ApproximateFilter":
         r"""Learn from a training sequence with known states (S09 algorithm 1).
 
         **Arguments:** `states` `[T, ...]` and `observations` `[T, ...]`, the one at t made in state t; pairs are
         $(s_t, o_{t+1}) \to s_{t+1}$. For data that is not one sequence pass `successors` `[n, ...]`, and `observations` made in
-        the successors. `regularizer`: lambda > 0, in `H K + H U + n lambda I`. Landmarks: both exact (None) or both low-rank.
+        the successors. `regularizer`: lambda > 0, in `H K + H U + n lambda I`. Landmarks (or `Frequencies`): both exact (None) or
+        both low-rank.
 
         **Raises:** `ValueError` as `KernelBayesFilter.fit`.
         """

@@ -10,7 +10,7 @@ from .._checks import as_count, as_regularizer, as_share
 from .._numerics import AbstractFactor, matmul, safe_divide
 from .._typing import Array, ArrayLike, Bool, Float, Point, Points
 from ..embedding import Embedding
-from ..features import AbstractFeatures, Landmarks, fit_features
+from ..features import AbstractFeatures, FeatureChoice, fit_features
 from ..kernels import as_kernel
 from ..rules import check_truncation, clean_weights
 from ._base import AbstractSampleFilter, FilterStep, as_transitions, project_prior
@@ -98,8 +98,8 @@ class KernelBayesFilter(AbstractSampleFilter):
         posterior_regularizer: ArrayLike,
         transition_regularizer: ArrayLike | None = None,
         observation_regularizer: ArrayLike | None = None,
-        landmarks_states: Landmarks | int | None = None,
-        landmarks_observations: Landmarks | int | None = None,
+        landmarks_states: FeatureChoice = None,
+        landmarks_observations: FeatureChoice = None,
         form: Literal["a", "b", "importance"] = "b",
         transition: Literal["shift", "two-inverse"] | None = None,
         clip: bool = True,
@@ -124,8 +124,8 @@ class KernelBayesFilter(AbstractSampleFilter):
           `"importance"` the ridge itself. Small is sharp but brittle.
         - `observation_regularizer`: ridge of the observation's own embedding, in `K + n epsilon I`, for
           `init_from_observation` and `recovery`; as `regularizer` if None.
-        - `landmarks_states`, `landmarks_observations`: None for exact Gram matrices, a rank for greedy landmarks, or
-          `Landmarks`.
+        - `landmarks_states`, `landmarks_observations`: None for exact Gram matrices, a rank for greedy landmarks,
+          `Landmarks`, or `Frequencies` of random Fourier features (`fourier_frequencies`).
         - `form`, `transition`: see the class. Form (a) lives on successors and knows only `"two-inverse"`; the default is
           `"two-inverse"` for it and `"shift"` otherwise.
         - `clip`, `truncation`, `normalise`: treatment of the prior's weights (`clean_weights`). `clip=False` with

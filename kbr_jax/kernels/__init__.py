@@ -20,6 +20,8 @@ from ._matrix import ChordalGaussian as ChordalGaussian
 from ._matrix import Trace as Trace
 from ._parts import DirectSum as DirectSum
 from ._parts import TensorProduct as TensorProduct
+from ._stationary import WITH_SPECTRUM as WITH_SPECTRUM
+from ._stationary import AbstractShiftInvariant as AbstractShiftInvariant
 from ._stationary import AbstractStationary as AbstractStationary
 from ._stationary import Gaussian as Gaussian
 from ._stationary import Laplace as Laplace

@@ -1,6 +1,7 @@
 """Kernels of a distance between real points, with one bandwidth or one per coordinate (ARD)."""
 
 import abc
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 
 from .._checks import as_positive
 from .._numerics import exp, safe_sqrt, squared_distances
-from .._typing import Array, Float, Point, Points
+from .._typing import Array, Float, Point, Points, PRNGKeyArray
 from ._base import AbstractKernel
 from ._domains import check_real, flat
 
@@ -21,6 +22,32 @@ def _rescale(x: Points, bandwidth: Float[Array, "..."]) -> Float[Array, "..."]:
     return x / bandwidth.astype(x.dtype)
 
 
+#: Ends the error of a kernel without random Fourier features.
+WITH_SPECTRUM = (
+    "Random Fourier features exist for Gaussian, Laplace, Matern12, Matern32 and Matern52, and for scaled kernels, sums, "
+    "products, TensorProduct and DirectSum of them; use landmarks otherwise."
+)
+
+
+def _gaussian_frequencies(key, count: int, dimension: int, dtype, orthogonal: bool) -> Float[Array, "r d"]:
+    """Standard normal rows; if orthogonal, rows of Haar blocks with lengths drawn as those of independent ones."""
+    direction, length = jax.random.split(key)
+    normals = jax.random.normal(length, (count, dimension), dtype)
+    if not orthogonal:
+        return normals
+    side = min(count, dimension)
+    frames = jax.random.orthogonal(direction, dimension, (-(-count // side),), dtype, side)
+    rows = jnp.swapaxes(frames, 1, 2).reshape(-1, dimension)[:count]
+    return jnp.linalg.norm(normals, axis=1, keepdims=True) * rows
+
+
+def _student_frequencies(degrees: int, key, count: int, dimension: int, dtype, orthogonal: bool) -> Float[Array, "r d"]:
+    """Rows of the multivariate Student t distribution, the spectral density of a Matern kernel: scaled normal ones."""
+    first, second = jax.random.split(key)
+    normals = _gaussian_frequencies(first, count, dimension, dtype, orthogonal)
+    return normals * jnp.sqrt(degrees / jax.random.chisquare(second, jnp.asarray(degrees, dtype), (count, 1), dtype))
+
+
 def check_bandwidth(x: Points, name: str, kernel: str, bandwidth: Float[Array, "..."]) -> None:
     """A bandwidth is a scalar, or has the shape of a point."""
     check_real(x, name, kernel)
@@ -31,10 +58,32 @@ def check_bandwidth(x: Points, name: str, kernel: str, bandwidth: Float[Array, "
         )
 
 
-class AbstractStationary(AbstractKernel):
-    """`k(x, y) = profile(|x - y|_h^2)` with the scaled squared distance `sum_c ((x_c - y_c) / h_c)^2`."""
+class AbstractShiftInvariant(AbstractKernel):
+    r"""A kernel of `(x - y) / bandwidth`, coordinate by coordinate.
+
+    If $k(x, x) = 1$, then $k(x, y) = E \cos(\omega^\top (x - y) / h)$ for frequencies $\omega$ from its spectral density
+    (Bochner's theorem).
+    """
 
     bandwidth: eqx.AbstractVar[Float[Array, "..."]]
+
+    def spectral_frequencies(
+        self, key: PRNGKeyArray, count: int, dimension: int, dtype: Any, orthogonal: bool
+    ) -> Float[Array, "r d"]:
+        r"""`count` draws $\omega$ of the spectral density for bandwidth 1; orthogonal ones if asked (Yu et al. 2016)."""
+        del key, count, dimension, dtype, orthogonal
+        raise ValueError(f"{type(self).__name__} offers no draws from its spectral density. {WITH_SPECTRUM}")
+
+    def standardise(self, x: Points) -> Float[Array, "n d"]:
+        """The coordinates of a checked sample in units of the bandwidth."""
+        return flat(_rescale(x, self.bandwidth))
+
+    def check(self, x: Points, name: str) -> None:
+        check_bandwidth(x, name, type(self).__name__, self.bandwidth)
+
+
+class AbstractStationary(AbstractShiftInvariant):
+    """`k(x, y) = profile(|x - y|_h^2)` with the scaled squared distance `sum_c ((x_c - y_c) / h_c)^2`."""
 
     @abc.abstractmethod
     def profile(self, squared: Float[Array, "*s"]) -> Float[Array, "*s"]:
@@ -49,9 +98,6 @@ class AbstractStationary(AbstractKernel):
 
     def diagonal(self, x: Points) -> Float[Array, " n"]:
         return self.profile(jnp.zeros(x.shape[0], x.dtype))
-
-    def check(self, x: Points, name: str) -> None:
-        check_bandwidth(x, name, type(self).__name__, self.bandwidth)
 
 
 @eqx.filter_jit  # operation by operation it would take several arrays [n, m], and as many passes over memory
@@ -72,6 +118,11 @@ class Gaussian(AbstractStationary):
     """
 
     bandwidth: Float[Array, "..."] = eqx.field(converter=as_bandwidth)
+
+    def spectral_frequencies(
+        self, key: PRNGKeyArray, count: int, dimension: int, dtype: Any, orthogonal: bool
+    ) -> Float[Array, "r d"]:
+        return _gaussian_frequencies(key, count, dimension, dtype, orthogonal)
 
     def profile(self, squared: Float[Array, "*s"]) -> Float[Array, "*s"]:
         return exp(-squared / 2)
@@ -104,6 +155,11 @@ class Matern12(AbstractStationary):
 
     bandwidth: Float[Array, "..."] = eqx.field(converter=as_bandwidth)
 
+    def spectral_frequencies(
+        self, key: PRNGKeyArray, count: int, dimension: int, dtype: Any, orthogonal: bool
+    ) -> Float[Array, "r d"]:
+        return _student_frequencies(1, key, count, dimension, dtype, orthogonal)
+
     def profile(self, squared: Float[Array, "*s"]) -> Float[Array, "*s"]:
         return _matern0(squared)
 
@@ -113,6 +169,11 @@ class Matern32(AbstractStationary):
 
     bandwidth: Float[Array, "..."] = eqx.field(converter=as_bandwidth)
 
+    def spectral_frequencies(
+        self, key: PRNGKeyArray, count: int, dimension: int, dtype: Any, orthogonal: bool
+    ) -> Float[Array, "r d"]:
+        return _student_frequencies(3, key, count, dimension, dtype, orthogonal)
+
     def profile(self, squared: Float[Array, "*s"]) -> Float[Array, "*s"]:
         return _matern1(3 * squared)
 
@@ -121,6 +182,11 @@ class Matern52(AbstractStationary):
     r"""$k(x, y) = (1 + \sqrt{5} r + 5 r^2 / 3) \exp(-\sqrt{5} r)$, $r = |x - y| / h$."""
 
     bandwidth: Float[Array, "..."] = eqx.field(converter=as_bandwidth)
+
+    def spectral_frequencies(
+        self, key: PRNGKeyArray, count: int, dimension: int, dtype: Any, orthogonal: bool
+    ) -> Float[Array, "r d"]:
+        return _student_frequencies(5, key, count, dimension, dtype, orthogonal)
 
     def profile(self, squared: Float[Array, "*s"]) -> Float[Array, "*s"]:
         return _matern2(5 * squared)
@@ -143,7 +209,7 @@ class RationalQuadratic(AbstractStationary):
         return exp(-alpha * jnp.log1p(squared / (2 * alpha)))
 
 
-class Laplace(AbstractKernel):
+class Laplace(AbstractShiftInvariant):
     r"""$k(x, y) = \exp(-\sum_c |x_c - y_c| / h_c)$, the Laplace kernel of the 1-norm.
 
     `Matern12` is the kernel of the Euclidean norm. The derivative at a zero coordinate difference is taken as 0.
@@ -156,8 +222,15 @@ class Laplace(AbstractKernel):
         difference = _rescale(jnp.asarray(x) - jnp.asarray(y), self.bandwidth)
         return exp(-jnp.sum(jnp.where(difference == 0, 0, jnp.abs(difference))))
 
+    def spectral_frequencies(
+        self, key: PRNGKeyArray, count: int, dimension: int, dtype: Any, orthogonal: bool
+    ) -> Float[Array, "r d"]:
+        if orthogonal:
+            raise ValueError(
+                "Orthogonal frequencies need a spectral density that depends on the length of a frequency only; that of "
+                "Laplace (the 1-norm) is a product over coordinates. Use orthogonal=False, or Matern12 (the 2-norm)."
+            )
+        return jax.random.cauchy(key, (count, dimension), dtype)
+
     def diagonal(self, x: Points) -> Float[Array, " n"]:
         return jnp.ones(x.shape[0], x.dtype)
-
-    def check(self, x: Points, name: str) -> None:
-        check_bandwidth(x, name, "Laplace", self.bandwidth)

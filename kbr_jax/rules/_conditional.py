@@ -9,7 +9,7 @@ from .._checks import as_points, as_regularizer, check_finite, check_same_size
 from .._numerics import AbstractFactor
 from .._typing import Array, ArrayLike, Float, Point, PointFunction, Points
 from ..embedding import CrossCovariance, Embedding, expectation
-from ..features import AbstractFeatures, ConjugateGradient, Landmarks, encode, fit_features, iterative_features
+from ..features import AbstractFeatures, ConjugateGradient, FeatureChoice, encode, fit_features, iterative_features
 from ..kernels import AbstractKernel, TensorProduct, as_kernel
 from . import _moment_rules as moment_rules
 from ._moment_rules import MomentModel
@@ -57,8 +57,8 @@ def fit_conditional(
     y: Points,
     *,
     regularizer: ArrayLike,
-    landmarks_x: Landmarks | int | None = None,
-    landmarks_y: Landmarks | int | None = None,
+    landmarks_x: FeatureChoice = None,
+    landmarks_y: FeatureChoice = None,
     solver: ConjugateGradient | None = None,
 ) -> ConditionalEmbedding:
     r"""Fit $\hat C_{Y|X} = \Phi (K + n \lambda I)^{-1} \Upsilon^\top$ to n pairs (S13 eq 10; F11 writes $n \varepsilon$ as here).
@@ -69,7 +69,8 @@ def fit_conditional(
     - `x`, `y`: samples `[n, ...]` of pairs.
     - `regularizer`: lambda > 0. The matrix inverted is `K + n regularizer I`; S13 prints `K + lambda I`, so
       lambda_S13 = n regularizer.
-    - `landmarks_x`, `landmarks_y`: None for exact Gram matrices, an integer r for r greedy landmarks, or `Landmarks`.
+    - `landmarks_x`, `landmarks_y`: None for exact Gram matrices, an integer r for r greedy landmarks, `Landmarks`, or
+      `Frequencies` of random Fourier features (`fourier_frequencies`).
 
     - `solver`: None to factor; `ConjugateGradient()` where n x n matrices do not fit: exact without forming the Gram
       matrix of x, nor (unless `landmarks_y` are given) that of y, which only Bayes' rule would need.

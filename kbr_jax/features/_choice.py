@@ -1,0 +1,32 @@
+"""What the library takes where a sample may be represented at low rank."""
+
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from .._typing import Points
+from ..kernels import as_kernel
+from ._features import AbstractFeatures, exact_features
+from ._fourier import Frequencies, fourier_features
+from ._landmarks import Landmarks, landmark_features
+from ._selection import greedy_landmarks
+
+#: None for the exact Gram matrix, a rank for greedy landmarks, given landmarks, or random Fourier features.
+FeatureChoice: TypeAlias = Landmarks | Frequencies | int | None
+
+
+def fit_features(kernel: Any, points: Points, landmarks: FeatureChoice) -> AbstractFeatures:
+    """Exact features for None, greedy landmarks for a rank, features of the given landmarks or frequencies otherwise."""
+    kernel = as_kernel(kernel)
+    if landmarks is None:
+        return exact_features(kernel, points)
+    if isinstance(landmarks, Frequencies):
+        return fourier_features(kernel, points, landmarks)
+    if isinstance(landmarks, (int, np.integer)):
+        landmarks = greedy_landmarks(kernel, points, rank=int(landmarks))
+    if not isinstance(landmarks, Landmarks):
+        raise ValueError(
+            "Landmarks must be None (exact), a rank, `Landmarks`, or `Frequencies` of random Fourier features; "
+            f"got {type(landmarks).__name__}."
+        )
+    return landmark_features(kernel, points, landmarks)

@@ -1,0 +1,172 @@
+r"""Random Fourier features of shift-invariant kernels: a feature map that does not look at the sample.
+
+$$ \phi(x) = \sqrt{2 / r}\, [\cos(\omega_j^\top x / h), \sin(\omega_j^\top x / h)]_{j \le r / 2}, \qquad
+   E\, \phi(x)^\top \phi(y) = k(x, y), \quad \phi(x)^\top \phi(x) = k(x, x) = 1, $$
+
+with $\omega_j$ from the spectral density of the kernel of bandwidth 1 (Rahimi and Recht 2007). The draws are kept and the
+bandwidth h divides them, so a loss with fixed draws is a smooth function of h and its gradient flows through the features.
+"""
+
+import functools
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .._checks import as_count, as_points, check_alike, check_finite
+from .._numerics import matmul
+from .._typing import Array, Float, Points, PRNGKeyArray
+from ..kernels import (
+    WITH_SPECTRUM,
+    AbstractKernel,
+    AbstractShiftInvariant,
+    DirectSum,
+    Product,
+    Scaled,
+    Sum,
+    TensorProduct,
+    as_kernel,
+)
+from ._features import AbstractFeatureMap
+
+#: A product of shift-invariant kernels, each with its part of the points, times scalar factors.
+_Term = tuple[list[Float[Array, ""]], list[tuple[AbstractShiftInvariant, Any]]]
+
+
+class Frequencies(eqx.Module):
+    """Draws for random Fourier features, to be passed wherever landmarks are; made by `fourier_frequencies`.
+
+    `draws` holds, for each term of a sum of products of kernels and each factor of the term, frequencies `[r_t / 2, d]`
+    for bandwidth 1; `centre` `[1, ...]` is subtracted from the points, which changes no inner product of features but
+    keeps the digits of the angles; `families` names the kernels the draws belong to.
+    """
+
+    draws: tuple[tuple[Float[Array, "q _"], ...], ...]
+    centre: Points
+    families: tuple[tuple[str, ...], ...] = eqx.field(static=True)
+
+
+class FourierFeatures(AbstractFeatureMap):
+    """Feature map of random frequencies. Memory O(n r + r d)."""
+
+    kernel: AbstractKernel
+    points: Points
+    codes: Float[Array, "n r"]
+    frequencies: Frequencies
+
+    def encode(self, points: Points) -> Float[Array, "m r"]:
+        return _features(self.kernel, self.frequencies, points)
+
+    def rebase(self, points: Points) -> "FourierFeatures":
+        return FourierFeatures(self.kernel, points, self.encode(points), self.frequencies)
+
+
+def fourier_frequencies(
+    kernel: Any, points: Points | int, *, rank: int, key: PRNGKeyArray, orthogonal: bool = False
+) -> Frequencies:
+    r"""Draw the frequencies of r random Fourier features of a shift-invariant kernel (Rahimi and Recht 2007).
+
+    Pass the result where landmarks are taken: `fit_conditional(..., landmarks_x=fourier_frequencies(...))`. The features are
+    $\sqrt{2 / r} [\cos(\omega_j^\top x / h), \sin(\omega_j^\top x / h)]$, whose inner products have mean k(x, y) over the
+    draws and variance $(1 + k(2 (x - y)) - 2 k(x - y)^2) / r$; they do not adapt to the sample as landmarks do.
+
+    **Arguments:**
+
+    - `kernel`: Gaussian, Laplace (independent Cauchy frequencies), Matern12, Matern32 or Matern52 (multivariate Student t
+      with 1, 3, 5 degrees of freedom), with scalar or ARD bandwidth; `factor * k`; and `k + l` or `DirectSum` by
+      concatenation, `k * l` or `TensorProduct` by adding the angles, of any of these. The draws depend on the kernel's
+      family only: use them with every bandwidth.
+    - `points`: a sample `[n, ...]` for the shape, dtype and centre of the points, or their number of coordinates d.
+    - `rank`: number r of features, even; for a sum of T products a multiple of 2 T.
+    - `key`: randomness.
+    - `orthogonal`: frequencies in blocks of d orthogonal ones, each of the right marginal law, which lowers the variance
+      (Yu et al. 2016). Not for Laplace, whose spectral density is no function of the length.
+
+    **Returns:** `Frequencies`. Cost O(r d), orthogonal O(r d^2); their features at n points cost O(n r d).
+
+    **Raises:** `ValueError` for a kernel without a spectral density to draw from, a `rank` that is not such a multiple,
+    points outside the kernel's domain, or `orthogonal` with Laplace.
+    """
+    kernel = as_kernel(kernel)
+    if isinstance(points, (int, np.integer)):
+        points = jnp.zeros((1, as_count(points, "points")))
+    points = check_finite(as_points(points, "points"), "points")
+    terms = _expand(kernel, points)
+    kernel.check(points, "points")
+    rank = as_count(rank, "rank")
+    if rank % (2 * len(terms)):
+        raise ValueError(
+            f"`rank` must be a multiple of {2 * len(terms)} (pairs of features, {len(terms)} terms), got {rank}."
+        )
+    count = rank // (2 * len(terms))
+    keys = iter(jax.random.split(key, sum(len(leaves) for _, leaves in terms)))
+    draws = tuple(
+        tuple(
+            leaf.spectral_frequencies(next(keys), count, int(np.prod(part.shape[1:])), part.dtype, orthogonal)
+            for leaf, part in leaves
+        )
+        for _, leaves in terms
+    )
+    centre = jax.tree.map(lambda leaf: lax.stop_gradient(jnp.mean(leaf, axis=0, keepdims=True)), points)
+    return Frequencies(draws, centre, _families(terms))
+
+
+def fourier_features(kernel: Any, points: Points, frequencies: Frequencies) -> FourierFeatures:
+    r"""Features of given frequencies at a sample `[n, ...]`; cost O(n r d), memory O(n r).
+
+    **Raises:** `ValueError` if the frequencies were drawn for kernels of other families or for points of another shape.
+    """
+    kernel = as_kernel(kernel)
+    check_alike(frequencies.centre, "frequencies", points, "points")
+    families = _families(_expand(kernel, points))
+    kernel.check(points, "points")
+    if families != frequencies.families:
+        raise ValueError(f"The frequencies were drawn for {frequencies.families}, but the kernel is of {families}.")
+    return FourierFeatures(kernel, points, _features(kernel, frequencies, points), frequencies)
+
+
+def _features(kernel: AbstractKernel, frequencies: Frequencies, points: Points) -> Float[Array, "m r"]:
+    points = jax.tree.map(lambda leaf, centre: leaf - centre.astype(leaf.dtype), points, frequencies.centre)
+    blocks = []
+    for (factors, leaves), draws in zip(_expand(kernel, points), frequencies.draws, strict=True):
+        pairs = zip(leaves, draws, strict=True)
+        each = [matmul(leaf.standardise(part), draw.astype(part.dtype).T) for (leaf, part), draw in pairs]
+        angles = functools.reduce(jnp.add, each)
+        power = functools.reduce(jnp.multiply, [f.astype(angles.dtype) for f in factors], jnp.ones((), angles.dtype))
+        amplitude = jnp.sqrt(power / angles.shape[1])
+        blocks += [amplitude * jnp.cos(angles), amplitude * jnp.sin(angles)]
+    return jnp.concatenate(blocks, axis=1)
+
+
+def _families(terms: Sequence[_Term]) -> tuple[tuple[str, ...], ...]:
+    return tuple(tuple(type(leaf).__name__ for leaf, _ in leaves) for _, leaves in terms)
+
+
+def _expand(kernel: AbstractKernel, points: Points) -> list[_Term]:
+    """The kernel as a sum of products of shift-invariant ones, each with the part of the points that it is a kernel on.
+
+    The spectral density of a product is the law of the sum of independent frequencies; features of a sum are
+    concatenated.
+    """
+    if isinstance(kernel, AbstractShiftInvariant):
+        return [([], [(kernel, points)])]
+    if isinstance(kernel, Scaled):
+        return [([*factors, kernel.factor], leaves) for factors, leaves in _expand(kernel.kernel, points)]
+    if isinstance(kernel, (Sum, Product)):
+        operands = [_expand(kernel.first, points), _expand(kernel.second, points)]
+    elif isinstance(kernel, (DirectSum, TensorProduct)):
+        kernel.check(points, "points")
+        operands = [_expand(part, own) for part, own in zip(kernel.kernels, points, strict=True)]
+    else:
+        raise ValueError(f"{type(kernel).__name__} has no spectral density to draw frequencies from. {WITH_SPECTRUM}")
+    chain = itertools.chain.from_iterable
+    if isinstance(kernel, (Sum, DirectSum)):
+        return list(chain(operands))
+    return [
+        (list(chain(f for f, _ in terms)), list(chain(p for _, p in terms))) for terms in itertools.product(*operands)
+    ]

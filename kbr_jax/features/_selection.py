@@ -1,0 +1,254 @@
+"""Landmarks by pivoted incomplete Cholesky decomposition, one pivot at a time or in blocks, greedy or random.
+
+With the pivots as landmarks, the features of `landmark_features` at the sample *are* that decomposition. The choice is
+discrete: everything here is behind `stop_gradient`.
+
+A block proposes some points, decides among them on their own small residual matrix, and then adds the columns of the
+accepted ones to the factor by one matrix product: the same arithmetic as one pivot at a time, without reading the whole
+factor again for each.
+"""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from .._checks import as_count, as_points, check_finite, size, take
+from .._numerics import matmul
+from .._typing import Array, Bool, Float, Int, Points, PRNGKeyArray
+from ..kernels import as_kernel
+from ._landmarks import Landmarks, given_landmarks
+
+#: From this many points on, `greedy_landmarks` and `random_landmarks` choose in blocks unless told otherwise.
+_MANY = 10_000
+_BLOCK = 64
+
+#: A block proposes this many points for each column that it may add.
+_PROPOSALS = 4
+
+#: A block of greedy pivots ends where its best remaining candidate falls below this share of the largest residual.
+_SHARE = 0.5
+
+
+class IncompleteCholesky(eqx.Module):
+    r"""$K \approx L L^\top$ with `factor` L `[n, r]`, `pivots` `[r]` (indices into the sample, in order of choice),
+    `active` `[r]` (False: the column is zero) and `residual` `[n]`, the diagonal of $K - L L^\top$.
+    """
+
+    factor: Float[Array, "n r"]
+    pivots: Int[Array, " r"]
+    active: Bool[Array, " r"]
+    residual: Float[Array, " n"]
+
+
+class _State(eqx.Module):
+    """A decomposition under way: `count` rows of the transposed factor `[r + block, n]` are filled."""
+
+    rows: Float[Array, "q n"]
+    pivots: Int[Array, " q"]
+    residual: Float[Array, " n"]
+    count: Int[Array, ""]
+    step: Int[Array, ""]
+    going: Bool[Array, ""]
+
+
+def incomplete_cholesky(
+    kernel: Any,
+    x: Points,
+    *,
+    rank: int,
+    tolerance: float | None = None,
+    key: PRNGKeyArray | None = None,
+    block: int = 1,
+) -> IncompleteCholesky:
+    r"""Pivoted incomplete Cholesky decomposition of a Gram matrix that is never formed.
+
+    At each step the pivot is the point of largest residual $K_{ii} - (L L^\top)_{ii}$ (greedy), or, with a `key`, a point
+    drawn with probability proportional to its residual (randomly pivoted: Chen, Epperly, Tropp and Webber 2023).
+
+    **Arguments:**
+
+    - `kernel`, `x`: kernel and sample `[n, ...]`.
+    - `rank`: largest number r of columns (static).
+    - `tolerance`: stop once the trace of the residual is at most this fraction of the trace of K; by default 1e-12 in
+      float64 and 1e-6 in float32, below which the residual is rounding error.
+    - `key`: for random pivots.
+    - `block`: most columns to add at once (static). Random pivots are proposed from the residual at the start of the
+      block and accepted by rejection sampling, which leaves their law unchanged (accelerated RPCholesky: Epperly, Tropp
+      and Webber 2024). Greedy pivots are the largest of the candidates, the 4 `block` points of largest residual at the
+      start of the block, for as long as one is left with half of the largest residual at the start: with 1 the greedy
+      choice itself, with more one of about the same residual trace.
+
+    **Returns:** an `IncompleteCholesky`. Columns after the stop are zero and not `active`; the shape is always `[n, r]`.
+    No gradient flows through it; use `landmark_features` for one. Cost O(n r^2 + n r d) and memory O(n (r + block)) for
+    every `block`; a larger one reads the factor r / `block` times instead of r, several times faster for many points.
+
+    **Raises:** `ValueError` for an empty or non-finite sample, one outside the kernel's domain, or a `rank` or `block`
+    below 1.
+    """
+    kernel, x, rank, share = _checked(kernel, x, rank, tolerance)
+    result = _decompose(kernel, x, rank, share, key, as_count(block, "block"))
+    active = jnp.arange(rank) < result.count
+    return IncompleteCholesky(result.rows[:rank].T, result.pivots[:rank], active, result.residual)
+
+
+def _checked(kernel: Any, x: Points, rank: int, tolerance: float | None):
+    kernel = as_kernel(kernel)
+    x = check_finite(as_points(x, "x"), "x")
+    kernel.check(x, "x")
+    rank = as_count(rank, "rank")
+    dtype = jax.eval_shape(kernel.diagonal, x).dtype
+    if tolerance is None:
+        tolerance = 1e-12 if jnp.finfo(dtype).eps < 1e-10 else 1e-6
+    return kernel, x, min(rank, size(x)), jnp.asarray(tolerance, dtype)
+
+
+@eqx.filter_jit
+def _decompose(kernel, x, rank: int, tolerance, key, block: int) -> _State:
+    kernel, x = lax.stop_gradient((kernel, x))
+    diagonal = kernel.diagonal(x)
+    block = min(block, rank)
+    keys = None if key is None else jax.random.split(key, rank)
+
+    def add(state: _State) -> _State:
+        return _add_block(kernel, x, diagonal, rank, tolerance, keys, block, state)
+
+    start = _State(
+        jnp.zeros((rank + block, size(x)), diagonal.dtype),
+        jnp.zeros(rank + block, int),
+        diagonal,
+        jnp.asarray(0),
+        jnp.asarray(0),
+        jnp.asarray(True),
+    )
+    if block == 1:  # A fixed number of steps stays cheap under `vmap`, where a `while_loop` copies its state.
+        return lax.fori_loop(0, rank, lambda _, state: add(state), start)
+    return lax.while_loop(lambda state: state.going & (state.count < rank), add, start)
+
+
+def _add_block(kernel, x, diagonal, rank: int, tolerance, keys, block: int, state: _State) -> _State:
+    """Choose up to `block` pivots and write their rows behind those that are there."""
+    proposals = 1 if block == 1 else min(_PROPOSALS * block, size(x))
+    if keys is None:
+        candidates = _largest(state.residual, proposals)
+        bars = jnp.full(proposals, _SHARE * jnp.max(state.residual))
+    else:
+        draw, accept = jax.random.split(keys[state.step])
+        candidates = draw_indices(draw, state.residual, proposals)
+        bars = state.residual[candidates] * jax.random.uniform(accept, (proposals,), diagonal.dtype)
+    floor = 4 * jnp.finfo(diagonal.dtype).eps * jnp.max(diagonal)
+    room = jnp.minimum(block, rank - state.count)
+    points, own = take(x, candidates), state.rows[:, candidates]
+    matrix = kernel.gram(points, points) - matmul(own.T, own)
+    bars = jnp.maximum(bars, floor)
+    chosen, cholesky, count = _choose(matrix, candidates, state.residual, bars, keys is None, block, room)
+
+    # The new rows are L^-1 [k(accepted, x) - own^T rows]: with the kernel's rows in their place, one product.
+    used = jnp.arange(block) < count
+    identity = jnp.eye(block, dtype=diagonal.dtype)
+    lower = jnp.where(used[:, None], cholesky[chosen], identity)
+    inverse = jax.scipy.linalg.solve_triangular(lower, identity, lower=True)
+    mixing = lax.dynamic_update_slice(-matmul(inverse, own[:, chosen].T), inverse, (0, state.count))
+    factor = lax.dynamic_update_slice(state.rows, kernel.gram(take(points, chosen), x), (state.count, 0))
+    rows = lax.optimization_barrier(matmul(mixing, factor))
+    # Stop, exactly at its column, once the trace is within the tolerance.
+    squares = jnp.where(used, jnp.sum(rows**2, axis=1), 0)
+    trace = jnp.sum(state.residual) - jnp.cumsum(squares) + squares
+    kept = used & (trace > tolerance * jnp.sum(diagonal))
+    rows = lax.optimization_barrier(jnp.where(kept[:, None], rows, 0))
+    # A loop over the rows: compilers for CPUs sum over the leading axis many times slower.
+    residual = lax.fori_loop(0, block, lambda i, rest: rest - rows[i] ** 2, state.residual)
+    index = candidates[chosen].astype(state.pivots.dtype)
+    added = jnp.sum(kept)
+    return _State(
+        lax.dynamic_update_slice(factor, rows, (state.count, 0)),
+        lax.dynamic_update_slice(state.pivots, jnp.where(kept, index, 0), (state.count,)),
+        jnp.maximum(residual, 0).at[jnp.where(kept, index, size(x))].set(0, mode="drop"),
+        state.count + added,
+        state.step + 1,
+        added > 0,
+    )
+
+
+def _largest(residual: Float[Array, " n"], groups: int) -> Int[Array, " c"]:
+    """The point of largest residual in each of c interleaved groups, in O(n): a sort for the c largest would cost more."""
+    count = residual.shape[0]
+    padded = jnp.pad(residual, (0, -count % groups), constant_values=-1).reshape(-1, groups)
+    return jnp.minimum(jnp.argmax(padded, axis=0) * groups + jnp.arange(groups), count - 1)
+
+
+def _choose(matrix, candidates, residual, bars, greedy: bool, block: int, room):
+    """Pivots among candidates: those, the largest first or in their order, that are above their bar when their turn comes.
+
+    **Returns:** positions of the chosen `[block]`, columns of their Cholesky decomposition `[c, block]` and their number.
+    """
+
+    def turn(t, carry):
+        rest, columns, chosen, count = carry
+        pivot = jnp.argmax(rest) if greedy else t
+        height = rest[pivot]
+        accepted = (height > bars[pivot]) & (count < room)
+        column = (matrix[:, pivot] - matmul(columns, columns[pivot])) / jnp.sqrt(jnp.where(accepted, height, 1))
+        column = jnp.where(accepted, column, 0)
+        # A refused proposal writes zeros where the next accepted one will stand.
+        columns = columns.at[:, count].set(column, mode="drop")
+        chosen = chosen.at[count].set(jnp.where(accepted, pivot, 0), mode="drop")
+        # A point that was proposed twice is explained exactly; rounding would leave a trace of it.
+        rest = jnp.where(accepted & (candidates == candidates[pivot]), 0, jnp.maximum(rest - column**2, 0))
+        return rest, columns, chosen, count + accepted.astype(count.dtype)
+
+    heights = residual[candidates]
+    start = (heights, jnp.zeros((heights.shape[0], block), matrix.dtype), jnp.zeros(block, int), jnp.asarray(0))
+    _, columns, chosen, count = lax.fori_loop(0, block if greedy else heights.shape[0], turn, start)
+    return chosen, columns, count
+
+
+def draw_indices(key: PRNGKeyArray, weights: Float[Array, " n"], count: int) -> Int[Array, " c"]:
+    """`count` independent indices, drawn in proportion to non-negative weights, in O(n + count log n)."""
+    cumulative = jnp.cumsum(weights)
+    heights = cumulative[-1] * jax.random.uniform(key, (count,), weights.dtype)
+    return jnp.minimum(jnp.searchsorted(cumulative, heights, side="right"), weights.shape[0] - 1)
+
+
+def greedy_landmarks(
+    kernel: Any, x: Points, *, rank: int, tolerance: float | None = None, block: int | None = None
+) -> Landmarks:
+    """Landmarks by pivoted incomplete Cholesky: each is the point worst explained by those before it.
+
+    The choice of F11 and S13 for low-rank filters. Arguments, cost and errors: `incomplete_cholesky`; for `block` None, one
+    pivot at a time below 10^4 points and 64 from there on.
+    """
+    return _landmarks(kernel, x, rank, tolerance, None, block)
+
+
+def random_landmarks(
+    kernel: Any,
+    x: Points,
+    *,
+    rank: int,
+    key: PRNGKeyArray,
+    tolerance: float | None = None,
+    block: int | None = None,
+) -> Landmarks:
+    """Landmarks by randomly pivoted Cholesky: drawn in proportion to the residual, so outliers do not take over.
+
+    Arguments, cost and errors: `incomplete_cholesky`; for `block` None, one pivot at a time below 10^4 points and 64 from
+    there on, of the same law.
+    """
+    return _landmarks(kernel, x, rank, tolerance, key, block)
+
+
+def _landmarks(kernel: Any, x: Points, rank: int, tolerance: float | None, key, block: int | None) -> Landmarks:
+    kernel, x, rank, share = _checked(kernel, x, rank, tolerance)
+    block = (_BLOCK if size(x) >= _MANY else 1) if block is None else as_count(block, "block")
+    result = _decompose(kernel, x, rank, share, key, block)
+    return Landmarks(take(x, result.pivots[:rank]), jnp.arange(rank) < result.count)
+
+
+def uniform_landmarks(x: Points, *, rank: int, key: PRNGKeyArray) -> Landmarks:
+    """A uniform subsample of `rank` points without replacement, O(n)."""
+    x = as_points(x, "x")
+    rank = as_count(rank, "rank", x, "x")
+    return given_landmarks(take(x, jax.random.choice(key, size(x), (rank,), replace=False)))
