@@ -145,6 +145,28 @@ def as_count(value: object, name: str, points: Points = None, points_name: str =
     return count
 
 
+def as_mask(mask: ArrayLike | None, n: int, name: str) -> Bool[Array, " n"]:
+    """A boolean mask of n entries; all True where None is given."""
+    if mask is None:
+        return jnp.ones(n, bool)
+    mask = jnp.asarray(mask)
+    if mask.shape != (n,) or mask.dtype != bool:
+        raise ValueError(f"`{name}` must be a boolean mask of shape ({n},), got {mask.dtype}{list(mask.shape)}.")
+    return mask
+
+
+def fill(points: Points, mask: Bool[Array, " n"], like: Points) -> Points:
+    """The points where the mask is True, and one point `like` of their domain elsewhere: what stood there, NaN included,
+    reaches neither value nor gradient.
+    """
+    return jax.tree.map(lambda leaf, one: jnp.where(mask.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, one), points, like)
+
+
+def without_padding(points: Points, mask: Bool[Array, " n"] | None) -> Points:
+    """The sample with its padding, False in the mask, replaced by copies of its first true point."""
+    return points if mask is None else fill(points, mask, take(points, jnp.argmax(mask)))
+
+
 def _finite(points: Points) -> Bool[Array, ""]:
     leaves = [leaf for leaf in jax.tree.leaves(points) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
     return jnp.all(jnp.asarray([jnp.all(jnp.isfinite(leaf)) for leaf in leaves]))

@@ -4,7 +4,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from .._typing import Points
+from .._typing import Array, Bool, Points
 from ..kernels import as_kernel
 from ._features import AbstractFeatures, exact_features
 from ._fourier import Frequencies, fourier_features
@@ -15,13 +15,15 @@ from ._selection import greedy_landmarks
 FeatureChoice: TypeAlias = Landmarks | Frequencies | int | None
 
 
-def fit_features(kernel: Any, points: Points, landmarks: FeatureChoice) -> AbstractFeatures:
+def fit_features(
+    kernel: Any, points: Points, landmarks: FeatureChoice, mask: Bool[Array, " n"] | None = None
+) -> AbstractFeatures:
     """Exact features for None, greedy landmarks for a rank, features of the given landmarks or frequencies otherwise."""
     kernel = as_kernel(kernel)
     if landmarks is None:
-        return exact_features(kernel, points)
+        return exact_features(kernel, points, mask)
     if isinstance(landmarks, Frequencies):
-        return fourier_features(kernel, points, landmarks)
+        return fourier_features(kernel, points, landmarks, mask)
     if isinstance(landmarks, (int, np.integer)):
         landmarks = greedy_landmarks(kernel, points, rank=int(landmarks))
     if not isinstance(landmarks, Landmarks):
@@ -29,4 +31,4 @@ def fit_features(kernel: Any, points: Points, landmarks: FeatureChoice) -> Abstr
             "Landmarks must be None (exact), a rank, `Landmarks`, or `Frequencies` of random Fourier features; "
             f"got {type(landmarks).__name__}."
         )
-    return landmark_features(kernel, points, landmarks)
+    return landmark_features(kernel, points, landmarks, mask)

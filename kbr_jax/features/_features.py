@@ -13,12 +13,15 @@ import jax.numpy as jnp
 
 from .._checks import as_batch, size, take
 from .._numerics import AbstractFactor, matmul, psd_factor, psd_solve, resolvent, symmetric_resolvent
-from .._typing import Array, Float, Int, Point, Points
+from .._typing import Array, Bool, Float, Int, Point, Points
 from ..kernels import AbstractKernel
 
 
 class AbstractFeatures(eqx.Module):
     """A sample of n points with (an approximation of) its Gram matrix K.
+
+    Where a `mask` is given, points at False are padding: their rows and columns of K are zero, they get no weight, and n
+    counts the others.
 
     A finished object caches arrays that depend on the kernel's parameters: never replace the kernel in it; fit anew,
     inside the loss if a gradient is wanted.
@@ -27,6 +30,7 @@ class AbstractFeatures(eqx.Module):
     kernel: eqx.AbstractVar[AbstractKernel]
     points: eqx.AbstractVar[Points]
     codes: eqx.AbstractVar[Float[Array, "n r"]]
+    mask: eqx.AbstractVar[Bool[Array, " n"] | None]
 
     @abc.abstractmethod
     def encode(self, points: Points) -> Float[Array, "m r"]:
@@ -76,8 +80,18 @@ class AbstractFeatures(eqx.Module):
 
     @property
     def size(self) -> int:
-        """Number n of points."""
+        """Number of points, padding included."""
         return size(self.points)
+
+    @property
+    def count(self) -> Float[Array, ""]:
+        """Number n of points that are no padding."""
+        return jnp.asarray(self.size if self.mask is None else jnp.sum(self.mask), self.dtype)
+
+    @property
+    def uniform(self) -> Float[Array, " n"]:
+        """Weights of the empirical distribution."""
+        return self._unpadded(jnp.full(self.size, 1 / self.count))
 
     @property
     def dtype(self) -> jnp.dtype:
@@ -86,11 +100,14 @@ class AbstractFeatures(eqx.Module):
 
     def mean_code(self) -> Float[Array, " r"]:
         """Code of the uniformly weighted sample."""
-        return jnp.mean(self.codes, axis=0)
+        return matmul(self.uniform, self.codes)
+
+    def _unpadded(self, values: Float[Array, "*b n"]) -> Float[Array, "*b n"]:
+        return values if self.mask is None else jnp.where(self.mask, values, 0)
 
     def ridge(self, regularizer: Float[Array, ""], centred: bool = False) -> AbstractFactor:
         """Factor of `K + n regularizer I`, or of its feature form; cost O(n^3) exact, O(n r^2) for features."""
-        return psd_factor(self.operator(centred), self.size * regularizer)
+        return psd_factor(self.operator(centred), self.count * regularizer)
 
     def ridge_weights(self, factor: AbstractFactor, codes: Float[Array, "b r"]) -> Float[Array, "b n"]:
         """`(K + n regularizer I)^{-1} k` for each code; cost O(n^2) exact, O(n r + r^2) for features."""
@@ -111,7 +128,7 @@ class AbstractGramFeatures(AbstractFeatures):
     """The exact kernel: codes are kernel columns `k(X, x)`, r = n."""
 
     def encode(self, points: Points) -> Float[Array, "m r"]:
-        return self.kernel.gram(points, self.points)
+        return self._unpadded(self.kernel.gram(points, self.points))
 
     def expand(self, coefficients: Float[Array, "b r"]) -> Float[Array, "b n"]:
         return coefficients
@@ -120,14 +137,10 @@ class AbstractGramFeatures(AbstractFeatures):
         return values
 
     def centre(self, codes: Float[Array, "b r"]) -> Float[Array, "b r"]:
-        return codes - jnp.mean(codes, axis=-1, keepdims=True)
+        return self._unpadded(codes - jnp.sum(codes, axis=-1, keepdims=True) / self.count)
 
     def operator(self, centred: bool) -> Float[Array, "r r"]:
-        codes = self.codes
-        if not centred:
-            return codes
-        rows = codes - jnp.mean(codes, axis=0)
-        return rows - jnp.mean(rows, axis=1, keepdims=True)
+        return self.centre(self.centre(self.codes).T).T if centred else self.codes
 
     def posterior(
         self, weights: Float[Array, " n"], codes: Float[Array, "b r"], regularizer: Float[Array, ""]
@@ -149,15 +162,17 @@ class ExactFeatures(AbstractGramFeatures):
     kernel: AbstractKernel
     points: Points
     codes: Float[Array, "n n"]
+    mask: Bool[Array, " n"] | None
 
     def rebase(self, points: Points) -> "ExactFeatures":
-        return exact_features(self.kernel, points)
+        return exact_features(self.kernel, points, self.mask)
 
     def restrict(
         self, index: Int[Array, " k"], codes: Float[Array, "b r"]
     ) -> tuple["ExactFeatures", Float[Array, "b q"]]:
         matrix = self.codes[index[:, None], index[None, :]]
-        return ExactFeatures(self.kernel, take(self.points, index), matrix), codes[:, index]
+        mask = None if self.mask is None else self.mask[index]
+        return ExactFeatures(self.kernel, take(self.points, index), matrix, mask), codes[:, index]
 
 
 class AbstractFeatureMap(AbstractFeatures):
@@ -173,8 +188,8 @@ class AbstractFeatureMap(AbstractFeatures):
     def restrict(
         self, index: Int[Array, " k"], codes: Float[Array, "b r"]
     ) -> tuple["AbstractFeatureMap", Float[Array, "b q"]]:
-        part = (take(self.points, index), self.codes[index])
-        return eqx.tree_at(lambda f: (f.points, f.codes), self, part), codes
+        part = take((self.points, self.codes, self.mask), index)
+        return eqx.tree_at(lambda f: (f.points, f.codes, f.mask), self, part, is_leaf=lambda leaf: leaf is None), codes
 
     def expand(self, coefficients: Float[Array, "b r"]) -> Float[Array, "b n"]:
         return matmul(coefficients, self.codes.T)
@@ -186,7 +201,7 @@ class AbstractFeatureMap(AbstractFeatures):
         return codes  # The features of the sample are centred instead, in `operator` and behind `expand`.
 
     def operator(self, centred: bool) -> Float[Array, "r r"]:
-        features = self.codes - jnp.mean(self.codes, axis=0) if centred else self.codes
+        features = self._unpadded((self.codes - self.mean_code()).T).T if centred else self.codes
         return matmul(features.T, features)
 
     def posterior(
@@ -205,9 +220,17 @@ class AbstractFeatureMap(AbstractFeatures):
         return matmul((weights[:, None] * self.codes).T, self.codes)
 
 
-def exact_features(kernel: Any, points: Points) -> ExactFeatures:
+def masked_rows(codes: Float[Array, "n r"], mask: Bool[Array, " n"] | None) -> Float[Array, "n r"]:
+    """Codes with zeros for padding."""
+    return codes if mask is None else jnp.where(mask[:, None], codes, 0)
+
+
+def exact_features(kernel: Any, points: Points, mask: Bool[Array, " n"] | None = None) -> ExactFeatures:
     """The sample with its exact Gram matrix, for checked arguments. Cost O(n^2 d)."""
-    return ExactFeatures(kernel, points, kernel.gram(points, points))
+    matrix = kernel.gram(points, points)
+    if mask is not None:
+        matrix = jnp.where(mask[:, None] & mask[None, :], matrix, 0)
+    return ExactFeatures(kernel, points, matrix, mask)
 
 
 def encode(features: AbstractFeatures, points: Point | Points, name: str) -> tuple[Float[Array, "b r"], bool]:

@@ -20,7 +20,7 @@ from jax import lax
 
 from .._checks import as_count, as_points, check_alike, check_finite
 from .._numerics import matmul
-from .._typing import Array, Float, Points, PRNGKeyArray
+from .._typing import Array, Bool, Float, Points, PRNGKeyArray
 from ..kernels import (
     WITH_SPECTRUM,
     AbstractKernel,
@@ -32,7 +32,7 @@ from ..kernels import (
     TensorProduct,
     as_kernel,
 )
-from ._features import AbstractFeatureMap
+from ._features import AbstractFeatureMap, masked_rows
 
 #: A product of shift-invariant kernels, each with its part of the points, times scalar factors.
 _Term = tuple[list[Float[Array, ""]], list[tuple[AbstractShiftInvariant, Any]]]
@@ -57,13 +57,15 @@ class FourierFeatures(AbstractFeatureMap):
     kernel: AbstractKernel
     points: Points
     codes: Float[Array, "n r"]
+    mask: Bool[Array, " n"] | None
     frequencies: Frequencies
 
     def encode(self, points: Points) -> Float[Array, "m r"]:
         return _features(self.kernel, self.frequencies, points)
 
     def rebase(self, points: Points) -> "FourierFeatures":
-        return FourierFeatures(self.kernel, points, self.encode(points), self.frequencies)
+        codes = masked_rows(self.encode(points), self.mask)
+        return FourierFeatures(self.kernel, points, codes, self.mask, self.frequencies)
 
 
 def fourier_frequencies(
@@ -116,8 +118,10 @@ def fourier_frequencies(
     return Frequencies(draws, centre, _families(terms))
 
 
-def fourier_features(kernel: Any, points: Points, frequencies: Frequencies) -> FourierFeatures:
-    r"""Features of given frequencies at a sample `[n, ...]`; cost O(n r d), memory O(n r).
+def fourier_features(
+    kernel: Any, points: Points, frequencies: Frequencies, mask: Bool[Array, " n"] | None = None
+) -> FourierFeatures:
+    r"""Features of given frequencies at a sample `[n, ...]`, with a `mask` `[n]` False at padding; O(n r d), memory O(n r).
 
     **Raises:** `ValueError` if the frequencies were drawn for kernels of other families or for points of another shape.
     """
@@ -127,7 +131,8 @@ def fourier_features(kernel: Any, points: Points, frequencies: Frequencies) -> F
     kernel.check(points, "points")
     if families != frequencies.families:
         raise ValueError(f"The frequencies were drawn for {frequencies.families}, but the kernel is of {families}.")
-    return FourierFeatures(kernel, points, _features(kernel, frequencies, points), frequencies)
+    codes = masked_rows(_features(kernel, frequencies, points), mask)
+    return FourierFeatures(kernel, points, codes, mask, frequencies)
 
 
 def _features(kernel: AbstractKernel, frequencies: Frequencies, points: Points) -> Float[Array, "m r"]:

@@ -197,6 +197,7 @@ class IterativeFeatures(AbstractGramFeatures):
 
     kernel: AbstractKernel
     points: Points
+    mask: None
     settings: ConjugateGradient
     preconditioner: Float[Array, "n r"] | None
 
@@ -210,8 +211,7 @@ class IterativeFeatures(AbstractGramFeatures):
         return jax.eval_shape(self.kernel.diagonal, self.points).dtype
 
     def mean_code(self) -> Float[Array, " r"]:
-        uniform = jnp.full(self.size, 1 / self.size, self.dtype)
-        return gram_product(self.kernel, self.points, self.points, uniform, block=self.settings.block)
+        return gram_product(self.kernel, self.points, self.points, self.uniform, block=self.settings.block)
 
     def rebase(self, points: Points) -> "IterativeFeatures":
         return iterative_features(self.kernel, points, self.settings)
@@ -222,7 +222,7 @@ class IterativeFeatures(AbstractGramFeatures):
         return exact_features(self.kernel, take(self.points, index)), codes[:, index]
 
     def ridge(self, regularizer: Float[Array, ""], centred: bool = False) -> ConjugateGradientFactor:
-        shift = self.size * regularizer
+        shift = self.count * regularizer
         codes, inner = self.preconditioner, None
         if codes is not None:
             codes = codes - jnp.mean(codes, axis=0) if centred else codes
@@ -240,4 +240,4 @@ def iterative_features(kernel: AbstractKernel, points: Points, settings: Conjuga
     if landmarks is not None:
         codes = landmark_features(*lax.stop_gradient((kernel, points, landmarks))).codes
     # pyright counts the property `codes` among the fields.
-    return IterativeFeatures(kernel, points, settings, codes)  # pyright: ignore[reportCallIssue]
+    return IterativeFeatures(kernel, points, None, settings, codes)  # pyright: ignore[reportCallIssue]

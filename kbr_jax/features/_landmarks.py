@@ -16,7 +16,7 @@ from .._checks import as_points, check_alike, check_finite, size
 from .._numerics import jitter
 from .._typing import Array, Bool, Float, Points
 from ..kernels import AbstractKernel, as_kernel
-from ._features import AbstractFeatureMap
+from ._features import AbstractFeatureMap, masked_rows
 
 
 class Landmarks(eqx.Module):
@@ -38,6 +38,7 @@ class LandmarkFeatures(AbstractFeatureMap):
     kernel: AbstractKernel
     points: Points
     codes: Float[Array, "n r"]
+    mask: Bool[Array, " n"] | None
     landmarks: Landmarks
     cholesky: Float[Array, "r r"]
 
@@ -45,7 +46,8 @@ class LandmarkFeatures(AbstractFeatureMap):
         return _features(self.kernel, self.landmarks, self.cholesky, points)
 
     def rebase(self, points: Points) -> "LandmarkFeatures":
-        return LandmarkFeatures(self.kernel, points, self.encode(points), self.landmarks, self.cholesky)
+        codes = masked_rows(self.encode(points), self.mask)
+        return LandmarkFeatures(self.kernel, points, codes, self.mask, self.landmarks, self.cholesky)
 
     def on_landmarks(self, codes: Float[Array, "*b r"]) -> Float[Array, "*b r"]:
         r"""Weights $L^{-\top} c$ on the landmark points, of embeddings with codes c; exact in the span of the landmarks."""
@@ -58,10 +60,13 @@ def _features(kernel, landmarks: Landmarks, cholesky: Float[Array, "r r"], point
     return jax.scipy.linalg.solve_triangular(cholesky, cross, lower=True).T
 
 
-def landmark_features(kernel: Any, points: Points, landmarks: Landmarks) -> LandmarkFeatures:
+def landmark_features(
+    kernel: Any, points: Points, landmarks: Landmarks, mask: Bool[Array, " n"] | None = None
+) -> LandmarkFeatures:
     r"""Features $\phi(x) = L^{-1} k(P, x)$ of given landmarks at a sample.
 
-    **Arguments:** `kernel`; `points`, a sample `[n, ...]`; `landmarks` with r points of the same kind.
+    **Arguments:** `kernel`; `points`, a sample `[n, ...]`; `landmarks` with r points of the same kind; `mask`
+    `[n]`, False where a point is padding.
 
     Cost O(n r d + n r^2 + r^3), memory O(n r). The landmark Gram matrix gets ten times the library's jitter, so
     that value and gradient stay finite for repeated or nearly repeated landmarks.
@@ -74,4 +79,5 @@ def landmark_features(kernel: Any, points: Points, landmarks: Landmarks) -> Land
     matrix = jnp.where(active[:, None] & active[None, :], matrix, 0) + jnp.diag((~active).astype(matrix.dtype))
     identity = jnp.eye(matrix.shape[0], dtype=matrix.dtype)
     cholesky = jnp.linalg.cholesky(matrix + 10 * lax.stop_gradient(jitter(matrix)) * identity)
-    return LandmarkFeatures(kernel, points, _features(kernel, landmarks, cholesky, points), landmarks, cholesky)
+    codes = masked_rows(_features(kernel, landmarks, cholesky, points), mask)
+    return LandmarkFeatures(kernel, points, codes, mask, landmarks, cholesky)

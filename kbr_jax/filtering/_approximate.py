@@ -23,6 +23,7 @@ class ConcatenatedFeatures(AbstractFeatureMap):
     kernel: AbstractKernel
     points: Points
     codes: Float[Array, "n r"]
+    mask: None
     first: AbstractFeatures
     second: AbstractFeatures
 
@@ -38,7 +39,7 @@ def concatenated_features(first: AbstractFeatures, second: AbstractFeatures) -> 
     """Concatenate two feature maps of paired samples."""
     kernel = DirectSum((first.kernel, second.kernel))
     codes = jnp.concatenate([first.codes, second.codes], axis=-1)
-    return ConcatenatedFeatures(kernel, (first.points, second.points), codes, first, second)
+    return ConcatenatedFeatures(kernel, (first.points, second.points), codes, None, first, second)
 
 
 class ApproximateFilter(AbstractSampleFilter):
@@ -99,7 +100,7 @@ class ApproximateFilter(AbstractSampleFilter):
         if (landmarks_states is None) != (landmarks_observations is None):
             raise ValueError("Give landmarks for both states and observations, or for neither.")
         kernel_states, kernel_observations = as_kernel(kernel_states), as_kernel(kernel_observations)
-        states, observations, successors = as_transitions(states, observations, successors, lag=1)
+        states, observations, successors, _ = as_transitions(states, observations, successors, lag=1)
         kernel_states.check(states, "states")
         kernel_observations.check(observations, "observations")
         first = fit_features(kernel_states, states, landmarks_states)
@@ -107,7 +108,7 @@ class ApproximateFilter(AbstractSampleFilter):
         ridge = as_regularizer(regularizer, "regularizer", first.dtype)
         if landmarks_states is None:
             kernel = DirectSum((kernel_states, kernel_observations))
-            joint = ExactFeatures(kernel, (states, observations), first.codes + second.codes)
+            joint = ExactFeatures(kernel, (states, observations), first.codes + second.codes, None)
         else:
             joint = concatenated_features(first, second)
         return ApproximateFilter(

@@ -8,7 +8,18 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._checks import as_batch, as_points, check_alike, check_finite, check_same_size, size, take
+from .._checks import (
+    as_batch,
+    as_mask,
+    as_points,
+    check_alike,
+    check_finite,
+    check_same_size,
+    fill,
+    size,
+    take,
+    without_padding,
+)
 from .._numerics import AbstractFactor, matmul
 from .._typing import Array, ArrayLike, Bool, Float, Point, Points
 from ..embedding import Embedding
@@ -66,15 +77,7 @@ class AbstractFilter(eqx.Module):
         if not single:
             raise ValueError("`observation` must be one point; use `kbr_jax.filter` for a sequence.")
         self.observations.kernel.check(batch, "observation")
-        return self.observations.encode(self._fill(batch, jnp.asarray(observed)[None]))[0]
-
-    def _fill(self, observations: Points, observed: Bool[Array, " T"]) -> Points:
-        """Missing values replaced by a training point, so that NaN reaches neither value nor gradient."""
-
-        def fill(leaf, like):
-            return jnp.where(observed.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, like)
-
-        return jax.tree.map(fill, observations, take(self.observations.points, 0))
+        return self.observations.encode(fill(batch, jnp.asarray(observed)[None], take(training, 0)))[0]
 
 
 class AbstractSampleFilter(AbstractFilter):
@@ -101,28 +104,38 @@ class AbstractSampleFilter(AbstractFilter):
 
 
 def as_transitions(
-    states: Points, observations: Points, successors: Points | None, lag: int
-) -> tuple[Points, Points, Points]:
-    """Checked training triples `[n, ...]`: states, observations made `lag` steps later, and successors.
+    states: Points, observations: Points, successors: Points | None, lag: int, mask: ArrayLike | None = None
+) -> tuple[Points, Points, Points, Bool[Array, " n"] | None]:
+    """Checked training triples `[n, ...]`: states, observations made `lag` steps later, and successors; and their mask.
 
     From one sequence of T observations with T or T + 1 states (the last may be unobserved), or as given with `successors`.
+    A triple of a sequence counts if the mask is True at its observation and at that of its successor, if there is one.
     """
-    states = check_finite(as_points(states, "states"), "states")
-    observations = check_finite(as_points(observations, "observations"), "observations")
+    states, observations = as_points(states, "states"), as_points(observations, "observations")
+    if mask is not None:
+        mask = as_mask(mask, size(observations), "mask")
     if successors is not None:
-        successors = check_finite(as_points(successors, "successors"), "successors")
+        successors = as_points(successors, "successors")
         check_alike(successors, "successors", states, "states")
         check_same_size(successors, "successors", states, "states")
         check_same_size(observations, "observations", states, "states")
-        return states, observations, successors
-    count = min(size(states) - 1, size(observations) - lag)
-    if size(states) - size(observations) not in (0, 1) or count < 1:
-        raise ValueError(
-            f"`states` has {size(states)} points and `observations` {size(observations)}; a training sequence needs T "
-            f"observations with T or T + 1 states, at least two states and {1 + lag} observations. For separate transitions "
-            "pass `successors`."
-        )
-    return take(states, slice(count)), take(observations, slice(lag, lag + count)), take(states, slice(1, count + 1))
+    else:
+        count = min(size(states) - 1, size(observations) - lag)
+        if size(states) - size(observations) not in (0, 1) or count < 1:
+            raise ValueError(
+                f"`states` has {size(states)} points and `observations` {size(observations)}; a training sequence needs T "
+                f"observations with T or T + 1 states, at least two states and {1 + lag} observations. For separate "
+                "transitions pass `successors`."
+            )
+        if mask is not None:
+            mask = mask & jnp.append(mask[1:], True) if size(states) > size(observations) else mask[:-1] & mask[1:]
+        successors = take(states, slice(1, count + 1))
+        states, observations = take(states, slice(count)), take(observations, slice(lag, lag + count))
+    states, observations, successors = (
+        check_finite(without_padding(points, mask), name)
+        for points, name in ((states, "states"), (observations, "observations"), (successors, "successors"))
+    )
+    return states, observations, successors, mask
 
 
 def project_prior(features: AbstractFeatures, prior: Embedding, factor: AbstractFactor) -> Float[Array, " n"]:
@@ -169,16 +182,12 @@ def advance(
     observations = as_points(observations, "observations")
     check_alike(observations, "observations", filt.observations.points, "training observations")
     filt.observations.kernel.check(observations, "observations")
-    length = size(observations)
-    mask = jnp.ones(length, bool) if observed is None else jnp.asarray(observed)
-    if mask.shape != (length,) or mask.dtype != bool:
-        raise ValueError(f"`observed` must be a boolean mask of shape ({length},), got {mask.dtype}{list(mask.shape)}.")
-    return _scan(filt, state, observations, mask)
+    return _scan(filt, state, observations, as_mask(observed, size(observations), "observed"))
 
 
 @eqx.filter_jit
 def _scan(filt: AbstractFilter, state: Any, observations: Points, observed: Bool[Array, " T"]):
     # All observations are encoded at once, as one matrix product instead of T products with a vector.
-    codes = filt.observations.encode(filt._fill(observations, observed))
+    codes = filt.observations.encode(fill(observations, observed, take(filt.observations.points, 0)))
     step = jax.checkpoint(lambda carry, inputs: filt.update(carry, *inputs), prevent_cse=False)
     return lax.scan(step, state, (codes, observed))

@@ -94,6 +94,7 @@ class KernelBayesFilter(AbstractSampleFilter):
         observations: Points,
         *,
         successors: Points | None = None,
+        mask: ArrayLike | None = None,
         regularizer: ArrayLike,
         posterior_regularizer: ArrayLike,
         transition_regularizer: ArrayLike | None = None,
@@ -117,6 +118,8 @@ class KernelBayesFilter(AbstractSampleFilter):
           With T states the last pair is dropped: its successor is unknown.
         - `successors`: `[T, ...]`, the state after each of T `states`, for data that is not one sequence (several
           sequences joined, single transitions). Then `states` is `[T, ...]` too.
+        - `mask`: `[T]`, False where an observation is padding, so that data of several lengths share one compiled program.
+          Padding may hold anything. The filter is that of the rest, with weight 0 on padding.
         - `regularizer`: epsilon > 0 in `G + n epsilon I`, of the regression that turns the prior into weights on the training
           pairs.
         - `transition_regularizer`: epsilon of the other inverse in `"two-inverse"`, the transition's; as `regularizer` if None.
@@ -138,15 +141,15 @@ class KernelBayesFilter(AbstractSampleFilter):
         options that exclude each other.
         """
         kernel_states, kernel_observations = as_kernel(kernel_states), as_kernel(kernel_observations)
-        states, observations, successors = as_transitions(states, observations, successors, lag=0)
+        states, observations, successors, mask = as_transitions(states, observations, successors, 0, mask)
         kernel_states.check(states, "states")
         kernel_observations.check(observations, "observations")
         transition = transition or ("two-inverse" if form == "a" else "shift")
         truncation = as_share(truncation, "truncation")
         _check_options(form, transition, clip, truncation, max_active)
 
-        state_features = fit_features(kernel_states, states, landmarks_states)
-        observation_features = fit_features(kernel_observations, observations, landmarks_observations)
+        state_features = fit_features(kernel_states, states, landmarks_states, mask)
+        observation_features = fit_features(kernel_observations, observations, landmarks_observations, mask)
         dtype = state_features.dtype
         epsilon = as_regularizer(regularizer, "regularizer", dtype)
         delta = as_regularizer(posterior_regularizer, "posterior_regularizer", dtype)
@@ -179,7 +182,7 @@ class KernelBayesFilter(AbstractSampleFilter):
     def init(self, prior: Embedding | None = None) -> KernelBayesState:
         """Prior of the first observation, from an embedding over states; by default the training states' marginal."""
         if prior is None:
-            weights = jnp.full(self.states.size, 1 / self.states.size, self.successor_codes.dtype)
+            weights = self.states.uniform
             prior = self._on_states(weights)
         else:
             weights = project_prior(self.states, prior, self.state_factor)
@@ -224,13 +227,14 @@ class KernelBayesFilter(AbstractSampleFilter):
         return Embedding(self.states.kernel, self.successors, shifted)
 
     def _clean(self, weights: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
-        return clean_weights(weights, clip=self.clip, truncation=self.truncation, normalise=self.normalise)
+        options = {"clip": self.clip, "truncation": self.truncation, "normalise": self.normalise}
+        return clean_weights(weights, **options, mask=self.states.mask)
 
     def _recover(self, prior, code, values, observed):
         if self.recovery is None:
             return prior, jnp.asarray(False)
         own = self.observations.ridge_weights(self.observation_factor, code[None])[0]
-        own = clean_weights(own, clip=True, truncation=self.truncation, normalise=True)
+        own = clean_weights(own, clip=True, truncation=self.truncation, normalise=True, mask=self.states.mask)
         mass = jnp.sum(prior)
         threshold = self.recovery.restart_below.astype(prior.dtype) * matmul(own, values)
         restarted = observed & (safe_divide(matmul(prior, values), mass) < threshold)
@@ -238,7 +242,7 @@ class KernelBayesFilter(AbstractSampleFilter):
             jnp.where(observed, share.astype(prior.dtype), 0)
             for share in (self.recovery.marginal_share, self.recovery.observation_share)
         )
-        mixed = (1 - marginal - frame) * prior + mass * (marginal / prior.shape[0] + frame * own)
+        mixed = (1 - marginal - frame) * prior + mass * (marginal * self.states.uniform + frame * own)
         return jnp.where(restarted, mass * own, mixed), restarted
 
     def _on_states(self, weights: Float[Array, " n"]) -> Embedding:

@@ -91,17 +91,18 @@ class MomentFilter(AbstractFilter):
         cells: SoftCells | None = None,
         function: PointFunction = ravel_point,
         transition: Literal["shift", "two-inverse"] = "shift",
+        mask: ArrayLike | None = None,
         **options: Any,
     ) -> "MomentFilter":
         """Learn a filter from arrays: `collect_moments`, then `from_moments`.
 
-        **Arguments:** samples, kernels and regularizers as in `KernelBayesFilter.fit`; landmarks are a rank (greedy) or
+        **Arguments:** samples, `mask`, kernels and regularizers as in `KernelBayesFilter.fit`; landmarks are a rank (greedy) or
         `Landmarks`; `cells` and `function` as in `moment_maps`; `options` as in `from_moments`.
 
         **Raises:** `ValueError` as `KernelBayesFilter.fit`, and for clipping without cells.
         """
         kernel_states, kernel_observations = as_kernel(kernel_states), as_kernel(kernel_observations)
-        states, observations, successors = as_transitions(states, observations, successors, lag=0)
+        states, observations, successors, mask = as_transitions(states, observations, successors, 0, mask)
         kernel_states.check(states, "states")
         kernel_observations.check(observations, "observations")
         maps = moment_maps(
@@ -114,7 +115,7 @@ class MomentFilter(AbstractFilter):
             embedding=cells is None or transition == "two-inverse",
             shift=transition == "shift",
         )
-        moments = collect_moments(maps, states, observations, successors)
+        moments = collect_moments(maps, states, observations, successors, mask=mask)
         return MomentFilter.from_moments(
             moments,
             regularizer=regularizer,

@@ -5,7 +5,7 @@ from typing import Any, Literal
 import equinox as eqx
 import jax.numpy as jnp
 
-from .._checks import as_points, as_regularizer, check_finite, check_same_size
+from .._checks import as_mask, as_points, as_regularizer, check_finite, check_same_size, size, without_padding
 from .._numerics import AbstractFactor
 from .._typing import Array, ArrayLike, Float, Point, PointFunction, Points
 from ..embedding import CrossCovariance, Embedding, expectation
@@ -60,6 +60,7 @@ def fit_conditional(
     landmarks_x: FeatureChoice = None,
     landmarks_y: FeatureChoice = None,
     solver: ConjugateGradient | None = None,
+    mask: ArrayLike | None = None,
 ) -> ConditionalEmbedding:
     r"""Fit $\hat C_{Y|X} = \Phi (K + n \lambda I)^{-1} \Upsilon^\top$ to n pairs (S13 eq 10; F11 writes $n \varepsilon$ as here).
 
@@ -72,6 +73,8 @@ def fit_conditional(
     - `landmarks_x`, `landmarks_y`: None for exact Gram matrices, an integer r for r greedy landmarks, `Landmarks`, or
       `Frequencies` of random Fourier features (`fourier_frequencies`).
 
+    - `mask`: `[n]`, False where a pair is padding, so that samples of several sizes share one compiled program. Padding
+      may hold anything. The model is that of the other pairs, with weight 0 on padding.
     - `solver`: None to factor; `ConjugateGradient()` where n x n matrices do not fit: exact without forming the Gram
       matrix of x, nor (unless `landmarks_y` are given) that of y, which only Bayes' rule would need.
 
@@ -83,12 +86,19 @@ def fit_conditional(
     that is not positive. (Traced data with NaN raises when the compiled program runs.)
     """
     kernel_x, kernel_y = as_kernel(kernel_x), as_kernel(kernel_y)
-    x, y = check_finite(as_points(x, "x"), "x"), check_finite(as_points(y, "y"), "y")
+    x, y = as_points(x, "x"), as_points(y, "y")
     check_same_size(x, "x", y, "y")
+    if mask is not None:
+        mask = as_mask(mask, size(x), "mask")
+        if solver is not None:
+            raise ValueError(
+                "Padding is for many small problems, a `solver` for one large one: give no `mask` with it."
+            )
+    x, y = (check_finite(without_padding(points, mask), name) for points, name in ((x, "x"), (y, "y")))
     kernel_x.check(x, "x")
     kernel_y.check(y, "y")
     if solver is None:
-        features_x = fit_features(kernel_x, x, landmarks_x)
+        features_x = fit_features(kernel_x, x, landmarks_x, mask)
     elif landmarks_x is None:
         features_x = iterative_features(kernel_x, x, solver)
     else:
@@ -97,7 +107,7 @@ def fit_conditional(
             "the preconditioner are `ConjugateGradient(landmarks=...)`."
         )
     if solver is None or landmarks_y is not None:
-        features_y = fit_features(kernel_y, y, landmarks_y)
+        features_y = fit_features(kernel_y, y, landmarks_y, mask)
     else:
         features_y = iterative_features(kernel_y, y, ConjugateGradient(rank=0, block=solver.block))
     regularizer = as_regularizer(regularizer, "regularizer", features_x.dtype)
@@ -145,8 +155,8 @@ def centred_weights(
     if form == "affine":
         codes = codes - features.mean_code()
     weights = features.ridge_weights(factor, features.centre(codes))
-    weights = weights - jnp.mean(weights, axis=-1, keepdims=True)
-    return weights + 1 / features.size if form == "affine" else weights
+    weights = weights - jnp.sum(weights, axis=-1, keepdims=True) * features.uniform
+    return weights + features.uniform if form == "affine" else weights
 
 
 def conditional_expectation(model: ConditionalEmbedding, function: PointFunction, x: Point | Points) -> Any:

@@ -20,7 +20,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from .._checks import as_count, as_points, check_alike, check_finite, check_same_size, size
+from .._checks import as_count, as_mask, as_points, check_alike, check_finite, check_same_size, size, without_padding
 from .._numerics import matmul
 from .._typing import Array, ArrayLike, Float, Point, PointFunction, Points
 from ..features import LandmarkFeatures, Landmarks, SoftCells, landmark_features
@@ -154,7 +154,7 @@ def collect_moments(
     **Arguments:**
 
     - `maps`: what to average. `x`, `y`: samples `[n, ...]` of pairs; `successors` `[n, ...]` of x, for filters.
-    - `mask`: `[n]`, False where a row is padding and does not count.
+    - `mask`: `[n]`, False where a row is padding and does not count, whatever it holds.
     - `block`: rows at a time (static); by default what keeps the largest intermediate at 2^24 numbers. The result depends
       on it only by rounding.
     - `mesh`: devices to divide the sample over, along all axes of the mesh; one sum over devices at the end
@@ -165,20 +165,21 @@ def collect_moments(
 
     **Raises:** `ValueError` for samples that are empty, unpaired, not finite, or not of the landmarks' kind.
     """
-    x, y = check_finite(as_points(x, "x"), "x"), check_finite(as_points(y, "y"), "y")
+    x, y = as_points(x, "x"), as_points(y, "y")
     check_same_size(x, "x", y, "y")
+    n = size(x)
+    padding = None if mask is None else as_mask(mask, n, "mask")
+    mask = as_mask(padding, n, "mask")
+    x, y = (check_finite(without_padding(points, padding), name) for points, name in ((x, "x"), (y, "y")))
     check_alike(x, "x", maps.x.points, "landmarks_x")
     check_alike(y, "y", maps.y.points, "landmarks_y")
     if successors is not None:
-        successors = check_finite(as_points(successors, "successors"), "successors")
+        successors = as_points(successors, "successors")
         check_alike(successors, "successors", x, "x")
         check_same_size(successors, "successors", x, "x")
+        successors = check_finite(without_padding(successors, padding), "successors")
     elif maps.shift:
         raise ValueError("These maps keep a shifted transition (`shift=True`): pass `successors` of x too.")
-    n = size(x)
-    mask = jnp.ones(n, bool) if mask is None else jnp.asarray(mask)
-    if mask.shape != (n,) or mask.dtype != bool:
-        raise ValueError(f"`mask` must be a boolean array of shape ({n},), got {mask.dtype}{list(mask.shape)}.")
     if block is not None:
         block = as_count(block, "block")
     if mesh is None:

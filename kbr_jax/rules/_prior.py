@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 
 from .._checks import is_concrete
-from .._typing import Array, ArrayLike, Float
+from .._typing import Array, ArrayLike, Bool, Float
 from ..embedding import normalised
 
 
@@ -16,7 +16,12 @@ def check_truncation(clip: bool, truncation: ArrayLike) -> None:
 
 
 def clean_weights(
-    weights: Float[Array, "*batch n"], *, clip: bool, truncation: ArrayLike, normalise: bool
+    weights: Float[Array, "*batch n"],
+    *,
+    clip: bool,
+    truncation: ArrayLike,
+    normalise: bool,
+    mask: Bool[Array, " n"] | None = None,
 ) -> Float[Array, "*batch n"]:
     r"""Clip at zero, truncate, normalise, in this order.
 
@@ -25,7 +30,8 @@ def clean_weights(
       weights everywhere; where an observation has two explanations, that haze carries the belief to the wrong one.
     - `normalise`: divide by the sum (see `kbr_jax.normalise`).
 
-    If clipping leaves nothing, the weights become uniform: the prior said nothing. The operations are piecewise smooth;
+    If clipping leaves nothing, the weights become uniform (where `mask` is True, if given): the prior said nothing. The
+    operations are piecewise smooth;
     gradients are those of the kept weights. Cost O(n).
     """
     check_truncation(clip, truncation)
@@ -33,5 +39,6 @@ def clean_weights(
         weights = jnp.maximum(weights, 0)
         weights = jnp.where(weights < truncation * jnp.max(weights, axis=-1, keepdims=True), 0, weights)
         empty = jnp.sum(weights, axis=-1, keepdims=True) <= 0
-        weights = jnp.where(empty, 1 / weights.shape[-1], weights)
+        uniform = 1 / weights.shape[-1] if mask is None else jnp.where(mask, 1 / jnp.sum(mask).astype(weights.dtype), 0)
+        weights = jnp.where(empty, uniform, weights)
     return normalised(weights) if normalise else weights

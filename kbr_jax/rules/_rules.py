@@ -121,7 +121,11 @@ def bayes_rule(
     codes, single = encode(features, y, "y")
     delta = as_regularizer(regularizer, "regularizer", features.dtype)
     weights = clean_weights(
-        prior_weights(model, prior), clip=clip, truncation=truncation.astype(codes.dtype), normalise=normalise
+        prior_weights(model, prior),
+        clip=clip,
+        truncation=truncation.astype(codes.dtype),
+        normalise=normalise,
+        mask=model.features_x.mask,
     )
     if form == "importance":
         beta, points = features.importance_posterior(weights, codes, delta), model.x
