@@ -3,7 +3,15 @@
 import subprocess
 import sys
 
-MODULES = ["filter_speed", "precision", "rotation_dynamics", "camera_selection", "camera_accuracy", "camera_demo"]
+MODULES = [
+    "filter_speed",
+    "precision",
+    "rotation_dynamics",
+    "camera_selection",
+    "camera_accuracy",
+    "camera_recovery",
+    "camera_demo",
+]
 
 
 def main() -> None:

@@ -84,7 +84,11 @@ class AbstractFilter(eqx.Module):
         if not single:
             raise ValueError("`observation` must be one point; use `kbr_jax.filter` for a sequence.")
         self.observations.kernel.check(batch, "observation")
-        return self.observations.encode(self._fill(batch, jnp.asarray(observed)[None]))[0]
+        return self.codes(self._fill(batch, jnp.asarray(observed)[None]))[0]
+
+    def codes(self, observations: Points) -> Float[Array, "m r"]:
+        """Codes of m observations, as `update` takes them."""
+        return self.observations.encode(observations)
 
     def _fill(self, observations: Points, observed: Bool[Array, " T"]) -> Points:
         """Missing values replaced by a training point, so that NaN reaches neither value nor gradient."""
@@ -174,6 +178,6 @@ def advance(
 @eqx.filter_jit
 def _scan(filt: AbstractFilter, state: Any, observations: Points, observed: Bool[Array, " T"]):
     # All observations are encoded at once, as one matrix product instead of T products with a vector.
-    codes = filt.observations.encode(filt._fill(observations, observed))
+    codes = filt.codes(filt._fill(observations, observed))
     step = jax.checkpoint(lambda carry, inputs: filt.update(carry, *inputs), prevent_cse=False)
     return lax.scan(step, state, (codes, observed))
