@@ -25,7 +25,7 @@ import kbr_jax as kbr
 
 from . import camera, reporting
 from .camera_methods import kernel_bayes
-from .camera_selection import prior_around, selected
+from .camera_selection import prior_around
 
 COMMAND = "python -m benchmarks.camera_recovery"
 NAME, VARIANCE = "camera_lookalike", 1e-3
@@ -35,6 +35,7 @@ HALF_TURN = np.diag([-1.0, 1.0, -1.0])
 PIXELS, IN_A_ROW, WITHIN = 12, 3, 20
 CHUNK = 10  # divides what is left of the test half after any start: one compilation
 BANDWIDTH = 0.6
+TRACKER: dict[str, Any] = {"h": 0.4, "c": 1.0, "epsilon": 1e-2, "delta": 1e-6, "observation_regularizer": 1e-3}
 CHALLENGE: dict[str, Any] = {"regularizer": 1e-7, "drift": 3.0, "threshold": 8.0}
 
 
@@ -105,8 +106,7 @@ def seed_results(seed: int, bar: tqdm) -> dict:
     data = camera.load(NAME, VARIANCE, seed, np.float64)
     rotations, frames = data.part(0, camera.SPLIT)
     truth, tests = data.part(camera.SPLIT, 2 * camera.SPLIT)
-    parameters = selected(NAME, VARIANCE)["kernel Bayes filter (b), clipped, truncated"]
-    base = kernel_bayes(rotations, frames, observation_regularizer=1e-3, **parameters)
+    base = kernel_bayes(rotations, frames, **TRACKER)
     kernel = kbr.ChordalGaussian(BANDWIDTH)
     filt = kbr.RivalFilter.fit(base, colour_histogram(frames), kbr.decode_rotation, kernel=kernel, **CHALLENGE)
     state, errors, replaced = filt.init(), [], 0
@@ -132,8 +132,11 @@ def seed_results(seed: int, bar: tqdm) -> dict:
 def main() -> None:
     jax.config.update("jax_enable_x64", True)  # the forward regression needs it
     with tqdm(total=len(SEEDS) * (1 + len(STARTS)), unit="run") as bar:
-        results = {str(seed): seed_results(seed, bar) for seed in SEEDS}
-    path = reporting.save("camera_recovery", COMMAND, {"challenge": {"h": BANDWIDTH, **CHALLENGE}, "seeds": results})
+        results: dict[str, dict] = {}
+        for seed in SEEDS:
+            results[str(seed)] = seed_results(seed, bar)
+            parameters = {"tracker": TRACKER, "challenge": {"h": BANDWIDTH, **CHALLENGE}}
+            path = reporting.save("camera_recovery", COMMAND, {**parameters, "seeds": results})
     rows = [
         [
             seed,
