@@ -12,6 +12,7 @@ MODULES = [
     "rotation_dynamics",
     "camera_selection",
     "camera_accuracy",
+    "camera_recovery",
     "camera_demo",
 ]
 

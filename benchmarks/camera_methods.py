@@ -48,7 +48,19 @@ def frame_kernel(frames: np.ndarray, scale: float) -> kbr.Gaussian:
     return kbr.Gaussian(scale * kbr.median_heuristic(jnp.asarray(frames[::3])))
 
 
-def kernel_bayes(rotations, frames, *, h, c, epsilon, delta, form: Form = "b", truncation=0.02, clip=True):
+def kernel_bayes(
+    rotations,
+    frames,
+    *,
+    h,
+    c,
+    epsilon,
+    delta,
+    form: Form = "b",
+    truncation=0.02,
+    clip=True,
+    observation_regularizer: float | None = None,
+):
     """The kernel Bayes filter; `h` is the chordal bandwidth, None for the trace kernel, `c` that of frames in medians."""
     return kbr.KernelBayesFilter.fit(
         kbr.Trace() if h is None else kbr.ChordalGaussian(h),
@@ -57,6 +69,7 @@ def kernel_bayes(rotations, frames, *, h, c, epsilon, delta, form: Form = "b", t
         frames,
         regularizer=epsilon,
         posterior_regularizer=delta,
+        observation_regularizer=observation_regularizer,
         landmarks_states=9 if h is None else RANK,
         landmarks_observations=RANK,
         form=form,

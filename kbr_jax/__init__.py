@@ -54,12 +54,15 @@ from .features import uniform_landmarks as uniform_landmarks
 from .filtering import AbstractFilter as AbstractFilter
 from .filtering import AbstractSampleFilter as AbstractSampleFilter
 from .filtering import ApproximateFilter as ApproximateFilter
+from .filtering import Contrast as Contrast
 from .filtering import FilterStep as FilterStep
 from .filtering import KernelBayesFilter as KernelBayesFilter
 from .filtering import KernelBayesState as KernelBayesState
 from .filtering import MomentFilter as MomentFilter
 from .filtering import MomentStep as MomentStep
 from .filtering import Recovery as Recovery
+from .filtering import RivalFilter as RivalFilter
+from .filtering import RivalState as RivalState
 from .filtering import advance as advance
 from .filtering import filter as filter
 from .kernels import AbstractKernel as AbstractKernel

@@ -6,8 +6,11 @@ from ._base import AbstractSampleFilter as AbstractSampleFilter
 from ._base import FilterStep as FilterStep
 from ._base import advance as advance
 from ._base import filter as filter
+from ._contrast import Contrast as Contrast
 from ._kernel_bayes import KernelBayesFilter as KernelBayesFilter
 from ._kernel_bayes import KernelBayesState as KernelBayesState
 from ._kernel_bayes import Recovery as Recovery
 from ._moments import MomentFilter as MomentFilter
 from ._moments import MomentStep as MomentStep
+from ._rival import RivalFilter as RivalFilter
+from ._rival import RivalState as RivalState

@@ -77,7 +77,11 @@ class AbstractFilter(eqx.Module):
         if not single:
             raise ValueError("`observation` must be one point; use `kbr_jax.filter` for a sequence.")
         self.observations.kernel.check(batch, "observation")
-        return self.observations.encode(fill(batch, jnp.asarray(observed)[None], take(training, 0)))[0]
+        return self.codes(fill(batch, jnp.asarray(observed)[None], take(training, 0)))[0]
+
+    def codes(self, observations: Points) -> Float[Array, "m r"]:
+        """Codes of m observations, as `update` takes them."""
+        return self.observations.encode(observations)
 
 
 class AbstractSampleFilter(AbstractFilter):
@@ -188,6 +192,6 @@ def advance(
 @eqx.filter_jit
 def _scan(filt: AbstractFilter, state: Any, observations: Points, observed: Bool[Array, " T"]):
     # All observations are encoded at once, as one matrix product instead of T products with a vector.
-    codes = filt.observations.encode(fill(observations, observed, take(filt.observations.points, 0)))
+    codes = filt.codes(fill(observations, observed, take(filt.observations.points, 0)))
     step = jax.checkpoint(lambda carry, inputs: filt.update(carry, *inputs), prevent_cse=False)
     return lax.scan(step, state, (codes, observed))

@@ -28,7 +28,7 @@ class Recovery(eqx.Module):
 
     A share does not stay small where the posterior regularizer is: the prior drops out of rule (b) as delta -> 0, so a
     share above about sqrt(delta) competes on the likelihood alone, every step. That helps where a single observation
-    tells the candidates apart, and hurts where it does not; try it on held-out data.
+    tells the candidates apart, and hurts where it does not; try it on held-out data. `RivalFilter` is for the latter.
     """
 
     marginal_share: Float[Array, ""] = eqx.field(converter=lambda value: as_share(value, "marginal_share"), default=0.0)
