@@ -113,11 +113,11 @@ def as_transitions(
     """Checked training triples `[n, ...]`: states, observations made `lag` steps later, and successors; and their mask.
 
     From one sequence of T observations with T or T + 1 states (the last may be unobserved), or as given with `successors`.
-    A triple of a sequence counts if the mask is True at its observation and at that of its successor, if there is one.
+    A triple of a sequence counts if the mask `[number of states]` is True at its state and at its successor.
     """
     states, observations = as_points(states, "states"), as_points(observations, "observations")
     if mask is not None:
-        mask = as_mask(mask, size(observations), "mask")
+        mask = as_mask(mask, size(states), "mask")
     if successors is not None:
         successors = as_points(successors, "successors")
         check_alike(successors, "successors", states, "states")
@@ -132,7 +132,7 @@ def as_transitions(
                 "transitions pass `successors`."
             )
         if mask is not None:
-            mask = mask & jnp.append(mask[1:], True) if size(states) > size(observations) else mask[:-1] & mask[1:]
+            mask = mask[:count] & mask[1 : count + 1]
         successors = take(states, slice(1, count + 1))
         states, observations = take(states, slice(count)), take(observations, slice(lag, lag + count))
     states, observations, successors = (

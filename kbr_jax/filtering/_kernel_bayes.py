@@ -118,7 +118,7 @@ class KernelBayesFilter(AbstractSampleFilter):
           With T states the last pair is dropped: its successor is unknown.
         - `successors`: `[T, ...]`, the state after each of T `states`, for data that is not one sequence (several
           sequences joined, single transitions). Then `states` is `[T, ...]` too.
-        - `mask`: `[T]`, False where an observation is padding, so that data of several lengths share one compiled program.
+        - `mask`: one entry a state, False where it is padding, so that data of several lengths share one compiled program.
           Padding may hold anything. The filter is that of the rest, with weight 0 on padding.
         - `regularizer`: epsilon > 0 in `G + n epsilon I`, of the regression that turns the prior into weights on the training
           pairs.
