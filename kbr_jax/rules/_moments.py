@@ -20,14 +20,24 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from .._checks import as_count, as_mask, as_points, check_alike, check_finite, check_same_size, size, without_padding
+from .._checks import (
+    as_count,
+    as_mask,
+    as_points,
+    check_alike,
+    check_finite,
+    check_same_size,
+    size,
+    take,
+    without_padding,
+)
 from .._numerics import matmul
-from .._typing import Array, ArrayLike, Float, Point, PointFunction, Points
+from .._typing import Array, ArrayLike, Bool, Float, Point, PointFunction, Points
 from ..features import LandmarkFeatures, Landmarks, SoftCells, landmark_features
 from ..kernels import as_kernel
 
-#: Numbers in the largest intermediate of `collect_moments`: 128 MB in float64.
-_BLOCK_NUMBERS = 2**24
+#: Rows of the sample at a time: products near the device's peak, and features of a block that stay in its cache.
+_BLOCK = 2048
 
 
 def ravel_point(point: Point) -> Float[Array, " e"]:
@@ -155,8 +165,7 @@ def collect_moments(
 
     - `maps`: what to average. `x`, `y`: samples `[n, ...]` of pairs; `successors` `[n, ...]` of x, for filters.
     - `mask`: `[n]`, False where a row is padding and does not count, whatever it holds.
-    - `block`: rows at a time (static); by default what keeps the largest intermediate at 2^24 numbers. The result depends
-      on it only by rounding.
+    - `block`: rows at a time (static); 2048 by default. The result depends on it only by rounding.
     - `mesh`: devices to divide the sample over, along all axes of the mesh; one sum over devices at the end
       (O(K q^2 + K q p) numbers, whatever n is). n must be a multiple of the number of devices: pad, and mask.
 
@@ -257,58 +266,74 @@ def _pad(points: Points, missing: int) -> Points:
 
 @eqx.filter_jit
 def _collect(maps: MomentMaps, x: Points, y: Points, successors: Points | None, mask, block: int | None) -> Moments:
-    n = size(x)
-    one = jax.tree.map(lambda leaf: leaf[:1], (x, y, successors))
-    shapes = jax.eval_shape(lambda points: _block_moments(maps, points, jnp.ones(1, bool)), one)
-    start = _over_sums(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    start = eqx.tree_at(lambda m: m.maps, start, maps)
-    if block is None:
-        largest = max(start.likelihood.shape[1], start.likelihood.shape[0] * start.readout.shape[1])
-        block = max(64, _BLOCK_NUMBERS // largest)
-    block = min(block, n)
+    n, block = size(x), min(block or _BLOCK, size(x))
     count = -(-n // block)
     missing = count * block - n
     data = (_pad((x, y, successors), missing), jnp.concatenate([mask, jnp.zeros(missing, bool)]))
     blocks = jax.tree.map(lambda leaf: leaf.reshape(count, block, *leaf.shape[1:]), data)
 
+    def sums(part):
+        return _block_sums(maps, *part)
+
     @jax.checkpoint
-    def add(moments, part):
-        points, counts = part
-        return _over_sums(jnp.add, moments, _block_moments(maps, points, counts)), None
+    def add(total, part):
+        return jax.tree.map(jnp.add, total, sums(part)), None
 
-    return lax.scan(add, start, blocks)[0]
+    shapes = jax.eval_shape(sums, take(blocks, 0))
+    total = lax.scan(add, jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes), blocks)[0]
+    return _from_sums(maps, *total)
 
 
-def _block_moments(maps: MomentMaps, points: tuple[Points, Points, Points | None], mask) -> Moments:
-    """The moments of a few points, as a handful of matrix products."""
+def _block_sums(maps: MomentMaps, points: tuple[Points, Points, Points | None], mask: Bool[Array, " n"]):
+    r"""Sums over a few points: those of $\phi$, and for each basis function b the product $(b \tilde\psi)^\top (\psi, z)$ with all z.
+
+    Of $\psi \psi^\top$ only a quarter is formed twice: the rows are split in two, and the lower left block is left out.
+    """
     x, y, successors = points
     phi, psi = maps.x.encode(x), maps.y.encode(y)
     dtype = phi.dtype
     psi = psi.astype(dtype)
     count = mask.astype(dtype)[:, None]
-    kept = count * phi
-    basis = count * maps.basis(phi, x)
     one = jnp.ones_like(count)
-    following = None if successors is None else maps.x.encode(successors)
     values = jax.vmap(maps.function)(x).astype(dtype)
-    targets = [jnp.concatenate([values.reshape(values.shape[0], -1), one], axis=1)]
+    targets = [values.reshape(values.shape[0], -1), one]
     targets += [phi] if maps.embedding else []
-    targets += [following] if maps.shift and following is not None else []
-    # One product for all targets: the outer products b (x) (psi, 1) are formed once.
-    pairs = (basis[:, :, None] * jnp.concatenate([psi, one], axis=1)[:, None, :]).reshape(basis.shape[0], -1)
-    averages = matmul(pairs.T, jnp.concatenate(targets, axis=1)).reshape(basis.shape[1], psi.shape[1] + 1, -1)
-    parts = jnp.split(averages, np.cumsum([t.shape[1] for t in targets])[:-1].tolist(), axis=2)
-    rows, columns = np.triu_indices(psi.shape[1])
+    following = None
+    if successors is not None:
+        following = maps.x.encode(successors)
+        targets += [following] if maps.shift else []
+    half = psi.shape[1] // 2
+    left = psi[:, :half], jnp.concatenate([psi[:, half:], one], axis=1)
+    right = jnp.concatenate([psi, *targets], axis=1)
+
+    # The checkpoint keeps the reverse pass from storing the weighted features of every basis function.
+    @jax.checkpoint
+    def products(weights):
+        top, bottom = (part * weights[:, None] for part in left)
+        return matmul(top.T, right), matmul(bottom.T, right[:, half:])
+
+    top, bottom = lax.map(products, (count * maps.basis(phi, x)).T)
+    kept = count * phi
+    cross = None if following is None else matmul(kept.T, following)
+    return jnp.sum(count), jnp.sum(kept, axis=0), matmul(kept.T, phi), cross, top, bottom
+
+
+def _from_sums(maps: MomentMaps, count, total, covariance, cross, top, bottom) -> Moments:
+    q, p = maps.y.codes.shape[1], covariance.shape[0]
+    half = top.shape[1]
+    square = jnp.concatenate([top[..., :q], jnp.pad(bottom[:, :-1, : q - half], ((0, 0), (0, 0), (half, 0)))], axis=1)
+    rest = jnp.concatenate([top[..., q:], bottom[..., q - half :]], axis=1)
+    stops = rest.shape[2] - p * (maps.embedding + maps.shift)
     return Moments(
         maps=maps,
-        count=jnp.sum(count),
-        total=jnp.sum(kept, axis=0),
-        covariance=matmul(kept.T, phi),
-        cross=None if following is None else matmul(kept.T, following),
-        likelihood=matmul(basis.T, psi[:, rows] * psi[:, columns]),
-        readout=parts[0],
-        embedding=parts[1] if maps.embedding else None,
-        transition=parts[-1] if maps.shift else None,
+        count=count,
+        total=total,
+        covariance=covariance,
+        cross=cross,
+        likelihood=square[:, *np.triu_indices(q)],
+        readout=rest[..., :stops],
+        embedding=rest[..., stops : stops + p] if maps.embedding else None,
+        transition=rest[..., rest.shape[2] - p :] if maps.shift else None,
     )
 
 
