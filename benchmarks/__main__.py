@@ -8,6 +8,8 @@ MODULES = [
     "gram_speed",
     "conjugate_gradient",
     "landmark_selection",
+    "moments",
+    "moments_camera",
     "precision",
     "rotation_dynamics",
     "camera_selection",

@@ -2,7 +2,7 @@
 
     python -m benchmarks.precision
 
-Rotation dynamics (b), n = 400, exact Gram matrices. For one-step results the largest error of the estimated state, relative to
+Rotation dynamics (b), n = 400, exact Gram matrices unless said otherwise. For one-step results the largest error of the estimated state, relative to
 its scale; for the filter the mean squared error in both precisions over 200 steps (its trajectories part at small
 regularizers, its errors should not).
 """
@@ -17,7 +17,7 @@ from . import reporting
 from .rotation_references import simulate
 
 COMMAND = "python -m benchmarks.precision"
-SIZE, STEPS = 400, 200
+SIZE, STEPS, RANK = 400, 200, 60
 RIDGES, DELTAS = (1e-2, 1e-4, 1e-6, 1e-8), (1e-3, 1e-5, 1e-7, 1e-9)
 
 
@@ -29,6 +29,10 @@ def paths(states, observations, tests):
         model = kbr.fit_conditional(kernel_o, kernel_s, observations, states, regularizer=regularizer)
         return kbr.expectation(kbr.condition(model, tests), lambda s: s)
 
+    def sum_rule(regularizer):
+        model = kbr.fit_conditional(kernel_o, kernel_s, observations, states, regularizer=regularizer)
+        return kbr.expectation(kbr.sum_rule(model, kbr.embed(kernel_o, tests[:50])), lambda s: s)
+
     def bayes(form):
         def estimate(delta):
             model = kbr.fit_conditional(kernel_s, kernel_o, states, observations, regularizer=1e-3)
@@ -38,19 +42,48 @@ def paths(states, observations, tests):
 
         return estimate
 
-    def filtered(delta):
-        filt = kbr.KernelBayesFilter.fit(
-            kernel_s, kernel_o, states, observations, regularizer=1e-3, posterior_regularizer=delta
-        )
-        return kbr.mean(filt.belief(kbr.filter(filt, tests).weights))
+    def filtered(**options):
+        def estimate(delta):
+            filt = kbr.KernelBayesFilter.fit(
+                kernel_s, kernel_o, states, observations, regularizer=1e-3, posterior_regularizer=delta, **options
+            )
+            return kbr.mean(filt.belief(kbr.filter(filt, tests).weights))
+
+        return estimate
+
+    def moments(cells):
+        def estimate(delta):
+            filt = kbr.MomentFilter.fit(
+                kernel_s,
+                kernel_o,
+                states,
+                observations,
+                regularizer=1e-3,
+                posterior_regularizer=delta,
+                landmarks_states=RANK,
+                landmarks_observations=RANK,
+                cells=kbr.soft_cells(kernel_s, kbr.greedy_landmarks(kernel_s, states, rank=RANK)) if cells else None,
+            )
+            return filt.expectation(kbr.filter(filt, tests))
+
+        return estimate
 
     one_step = {
         "conditional embedding": (condition, RIDGES),
+        "sum rule": (sum_rule, RIDGES),
         "Bayes' rule (b)": (bayes("b"), DELTAS),
         "Bayes' rule (a)": (bayes("a"), DELTAS),
         "Bayes' rule, importance-weighted": (bayes("importance"), DELTAS),
     }
-    return one_step, filtered
+    landmarks = {"landmarks_states": RANK, "landmarks_observations": RANK}
+    filters = {
+        "filter (b)": filtered(),
+        f"filter (b), {RANK} landmarks": filtered(**landmarks),
+        f"filter, importance-weighted, {RANK} landmarks": filtered(form="importance", **landmarks),
+        "moments, soft cells": moments(cells=True),
+        "moments, plain": moments(cells=False),
+    }
+    return one_step, filters
 
 
 def main() -> None:
@@ -67,12 +100,14 @@ def main() -> None:
             reference = np.asarray(double[0][name][0](value))
             error = np.abs(np.asarray(estimate(value)) - reference).max() / np.abs(reference).max()
             results[name][f"{value:g}"] = float(error)
-    results["filter (b), MSE float32 / float64"] = {
-        f"{delta:g}": [
-            float(np.mean(np.sum((np.asarray(run(delta)) - truth) ** 2, -1))) for run in (single[1], double[1])
-        ]
-        for delta in DELTAS
-    }
+    for name, run in single[1].items():
+        results[f"{name}, MSE float32 / float64"] = {
+            f"{delta:g}": [
+                float(np.mean(np.sum((np.asarray(estimate(delta)) - truth) ** 2, -1)))
+                for estimate in (run, double[1][name])
+            ]
+            for delta in DELTAS
+        }
     rows = []
     for name, cells in results.items():
         values = [
