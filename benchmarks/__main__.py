@@ -10,6 +10,7 @@ MODULES = [
     "landmark_selection",
     "moments",
     "moments_camera",
+    "rank",
     "precision",
     "rotation_dynamics",
     "camera_selection",

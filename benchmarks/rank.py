@@ -1,0 +1,130 @@
+r"""Accuracy and time of a filter step against rank and choice of features: one figure.
+
+    python -m benchmarks.rank
+
+The kernel Bayes filter (b), clipped and truncated, with the same rank for states and observations: on the rotation dynamics (b)
+(T = 800, 16 test sequences of 200 steps, mean squared error) and in the look-alike room (noise variance 1e-3, parameters of
+`camera_selection`, mean Frobenius error on the test half). Choices that draw use one key.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+from tqdm import tqdm
+
+import kbr_jax as kbr
+
+from . import camera, camera_methods, camera_selection, reporting
+from .filter_speed import DELTA, EPSILON, OBSERVATION_BANDWIDTH, STATE_BANDWIDTH, TRUNCATION
+from .rotation_references import simulate
+
+COMMAND = "python -m benchmarks.rank"
+RANKS = {"rotation dynamics": (10, 20, 40, 80, 160), "look-alike room": (50, 100, 200, 300)}
+LENGTH, STEPS, SEQUENCES = 800, 200, 16
+CLIPPED = "kernel Bayes filter (b), clipped, truncated"
+
+
+def choices(kernel, points, rank: int) -> dict:
+    """Ways to choose features of a sample, by name."""
+    key = jax.random.key(0)
+    ways = {
+        "greedy": lambda: kbr.greedy_landmarks(kernel, points, rank=rank),
+        "random by residual": lambda: kbr.random_landmarks(kernel, points, rank=rank, key=key),
+        "k-means++": lambda: kbr.kmeans_landmarks(points, rank=rank, key=key),
+        "uniform": lambda: kbr.uniform_landmarks(points, rank=rank, key=key),
+    }
+    if isinstance(kernel, kbr.Gaussian) and points.shape[1] < 10:
+        ways["random Fourier"] = lambda: kbr.fourier_frequencies(kernel, points, rank=rank, key=key, orthogonal=True)
+    return ways
+
+
+def rotation(rank: int, choice: str) -> tuple[float, float]:
+    """Mean squared error, and milliseconds per step of one sequence."""
+    states, observations = map(jnp.asarray, simulate("b", LENGTH, np.random.default_rng(0)))
+    tests = [simulate("b", STEPS, np.random.default_rng(1 + b)) for b in range(SEQUENCES)]
+    truth, seen = np.stack([t[0] for t in tests]), jnp.asarray(np.stack([t[1] for t in tests]))
+    kernels = kbr.Gaussian(STATE_BANDWIDTH), kbr.Gaussian(OBSERVATION_BANDWIDTH)
+    features = [choices(k, x[:-1], rank)[choice]() for k, x in zip(kernels, (states, observations), strict=True)]
+    filt = kbr.KernelBayesFilter.fit(
+        *kernels,
+        states,
+        observations,
+        regularizer=EPSILON,
+        posterior_regularizer=DELTA,
+        truncation=TRUNCATION,
+        landmarks_states=features[0],
+        landmarks_observations=features[1],
+    )
+    run = jax.jit(lambda f, o: kbr.mean(f.belief(kbr.filter(f, o).weights)))
+    estimates = np.asarray(jax.jit(jax.vmap(functools.partial(run, filt)))(seen))
+    error = float(np.mean(np.sum((estimates - truth) ** 2, -1)))
+    return error, reporting.milliseconds(lambda: run(filt, seen[0])) / STEPS
+
+
+def room(rank: int, choice: str) -> tuple[float, float]:
+    """Mean Frobenius error on the test half, and milliseconds per frame."""
+    data = camera.load("camera_lookalike", 1e-3)
+    rotations, frames = data.part(0, camera.SPLIT)
+    p = camera_selection.selected("camera_lookalike", 1e-3)[CLIPPED]
+    kernels = kbr.ChordalGaussian(p["h"]), camera_methods.frame_kernel(frames, p["c"])
+    samples = jnp.asarray(rotations[:-1]), jnp.asarray(frames[:-1])
+    features = [choices(k, x, rank)[choice]() for k, x in zip(kernels, samples, strict=True)]
+    filt = kbr.KernelBayesFilter.fit(
+        *kernels,
+        rotations,
+        frames,
+        regularizer=p["epsilon"],
+        posterior_regularizer=p["delta"],
+        landmarks_states=features[0],
+        landmarks_observations=features[1],
+        max_active=800,
+    )
+    truth, tests = data.part(camera.SPLIT, len(data.frames))
+    track = camera_methods.run_filter(filt, tests)
+    return float(camera.frobenius(track.estimates, truth).mean()), track.milliseconds
+
+
+def draw(results: dict) -> None:
+    """Error against time, a line for each choice, a point for each rank."""
+    figure, axes = plt.subplots(1, len(results), figsize=(11, 4.2), constrained_layout=True)
+    for axis, (name, lines) in zip(axes, results.items(), strict=True):
+        for choice, points in lines.items():
+            times, errors = ([p[key] for p in points.values()] for key in ("ms", "error"))
+            axis.plot(times, errors, "o-", label=choice, markersize=4)
+            if choice == "greedy":
+                for rank, time, error in zip(points, times, errors, strict=True):
+                    axis.annotate(rank, (time, error), textcoords="offset points", xytext=(5, 5), fontsize=8)
+        axis.set(xscale="log", yscale="log", title=name, xlabel="milliseconds per step")
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel("mean squared error")
+    axes[1].set_ylabel("mean Frobenius error")
+    axes[0].legend(frameon=False, title="features (rank at the points)")
+    figure.savefig(reporting.RESULTS / "rank.png", dpi=150)
+
+
+def main() -> None:
+    jax.config.update("jax_enable_x64", True)
+    runs = {"rotation dynamics": rotation, "look-alike room": room}
+    names = {
+        "rotation dynamics": list(choices(kbr.Gaussian(1.0), jnp.zeros((2, 2)), 2)),
+        "look-alike room": ["greedy", "random by residual", "k-means++", "uniform"],
+    }
+    results: dict = {}
+    with tqdm(total=sum(len(names[n]) * len(RANKS[n]) for n in runs)) as bar:
+        for name, run in runs.items():
+            results[name] = {}
+            for choice in names[name]:
+                results[name][choice] = {}
+                for rank in RANKS[name]:
+                    error, milliseconds = run(rank, choice)
+                    results[name][choice][str(rank)] = {"error": error, "ms": milliseconds}
+                    bar.update()
+    draw(results)
+    print(reporting.save("rank", COMMAND, results))
+
+
+if __name__ == "__main__":
+    main()
