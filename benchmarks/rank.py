@@ -8,9 +8,14 @@ The kernel Bayes filter (b), clipped and truncated, with the same rank for state
 """
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import matplotlib
+
+matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 from tqdm import tqdm
@@ -30,7 +35,7 @@ CLIPPED = "kernel Bayes filter (b), clipped, truncated"
 def choices(kernel, points, rank: int) -> dict:
     """Ways to choose features of a sample, by name."""
     key = jax.random.key(0)
-    ways = {
+    ways: dict[str, Callable[[], Any]] = {
         "greedy": lambda: kbr.greedy_landmarks(kernel, points, rank=rank),
         "random by residual": lambda: kbr.random_landmarks(kernel, points, rank=rank, key=key),
         "k-means++": lambda: kbr.kmeans_landmarks(points, rank=rank, key=key),

@@ -149,6 +149,18 @@ def test_filter_equals_the_weights_form(kind, transition):
         close(ours.belief(steps).weights[:, order], expected.weights)
 
 
+def test_random_fourier_features():
+    draws = {
+        f"landmarks_{name}": kbr.fourier_frequencies(k, d, rank=20, key=jax.random.key(0))
+        for name, k, d in (("states", KX, 2), ("observations", KY, 1))
+    }
+    ours, theirs = moment_filter(**draws), weights_filter(clip=False, truncation=0.0, **draws)
+    steps, expected = kbr.filter(ours, NEW, prior=PRIOR), kbr.filter(theirs, NEW, prior=PRIOR)
+    close(ours.expectation(steps), kbr.mean(theirs.belief(expected.weights)))
+    with pytest.raises(ValueError, match="use landmarks for this variable"):
+        ours.belief(steps)
+
+
 def test_max_active_is_exact_while_truncation_leaves_fewer():
     cells, prior = kbr.soft_cells(KX, LX), kbr.embed(KX, X[:2])
     steps, same = (kbr.filter(moment_filter(cells, max_active=k), NEW, prior=prior) for k in (None, 10))

@@ -10,7 +10,7 @@ from .._checks import as_count, as_regularizer, as_share, check_alike
 from .._numerics import PSDFactor, matmul, psd_factor, safe_divide
 from .._typing import Array, ArrayLike, Bool, Float, PointFunction, Points
 from ..embedding import Embedding, guarded_sum
-from ..features import AbstractFeatures, Landmarks, SoftCells, greedy_landmarks
+from ..features import AbstractFeatures, Frequencies, Landmarks, SoftCells, greedy_landmarks
 from ..kernels import as_kernel
 from ..rules import (
     MomentModel,
@@ -22,6 +22,7 @@ from ..rules import (
     fit_moments,
     kept,
     moment_maps,
+    on_landmarks,
     posterior,
     ravel_point,
 )
@@ -86,8 +87,8 @@ class MomentFilter(AbstractFilter):
         successors: Points | None = None,
         regularizer: ArrayLike,
         posterior_regularizer: ArrayLike,
-        landmarks_states: Landmarks | int,
-        landmarks_observations: Landmarks | int,
+        landmarks_states: Landmarks | Frequencies | int,
+        landmarks_observations: Landmarks | Frequencies | int,
         cells: SoftCells | None = None,
         function: PointFunction = ravel_point,
         transition: Literal["shift", "two-inverse"] = "shift",
@@ -96,8 +97,8 @@ class MomentFilter(AbstractFilter):
     ) -> "MomentFilter":
         """Learn a filter from arrays: `collect_moments`, then `from_moments`.
 
-        **Arguments:** samples, `mask`, kernels and regularizers as in `KernelBayesFilter.fit`; landmarks are a rank (greedy) or
-        `Landmarks`; `cells` and `function` as in `moment_maps`; `options` as in `from_moments`.
+        **Arguments:** samples, `mask`, kernels and regularizers as in `KernelBayesFilter.fit`; landmarks are a rank (greedy),
+        `Landmarks` or `Frequencies`; `cells` and `function` as in `moment_maps`; `options` as in `from_moments`.
 
         **Raises:** `ValueError` as `KernelBayesFilter.fit`, and for clipping without cells.
         """
@@ -227,7 +228,7 @@ class MomentFilter(AbstractFilter):
         if maps.cells is not None:
             return Embedding(maps.x.kernel, maps.cells.centres.points, self._contributions(step))
         codes = contract(kept(moments.embedding, "embedding"), step.prior, step.likelihood)
-        return Embedding(maps.x.kernel, maps.x.points, maps.x.on_landmarks(codes))
+        return Embedding(maps.x.kernel, maps.x.points, on_landmarks(maps.x, codes))
 
     def expectation(self, step: MomentStep) -> Float[Array, "*time e"]:
         r"""Mean of the maps' `function` under the belief, $\sum_i \beta_i f(s_i) / \sum_i \beta_i$ over the whole training sample.
@@ -273,7 +274,7 @@ class MomentFilter(AbstractFilter):
         return self.model.coefficients(matmul(regressed, kept(self.moments.cross, "cross")).reshape(code.shape))
 
 
-def _landmarks(kernel: Any, points: Points, landmarks: Landmarks | int) -> Landmarks:
-    if isinstance(landmarks, Landmarks):
+def _landmarks(kernel: Any, points: Points, landmarks: Landmarks | Frequencies | int) -> Landmarks | Frequencies:
+    if isinstance(landmarks, (Landmarks, Frequencies)):
         return landmarks
     return greedy_landmarks(kernel, points, rank=as_count(landmarks, "landmarks"))

@@ -10,6 +10,7 @@ from ._conditional import fit_conditional as fit_conditional
 from ._moment_rules import MomentModel as MomentModel
 from ._moment_rules import check_signs as check_signs
 from ._moment_rules import fit_moments as fit_moments
+from ._moment_rules import on_landmarks as on_landmarks
 from ._moment_rules import posterior as posterior
 from ._moments import MomentMaps as MomentMaps
 from ._moments import Moments as Moments

@@ -12,7 +12,7 @@ from .._checks import as_regularizer, check_alike
 from .._numerics import PSDFactor, matmul, psd_factor, psd_solve, symmetric_resolvent
 from .._typing import Array, ArrayLike, Float, Point, Points
 from ..embedding import Embedding, JointEmbedding, guarded_sum
-from ..features import LandmarkFeatures, encode
+from ..features import AbstractFeatureMap, LandmarkFeatures, encode
 from ._moments import MomentMaps, Moments, contract, kept
 from ._prior import clean_weights
 
@@ -119,7 +119,7 @@ def bayes_rule(
     else:
         update = jnp.concatenate([update, jnp.zeros_like(update[:, :1])], axis=1)
         code = contract(kept(model.moments.embedding, "embedding"), coefficients[None], update)
-        weights, points = model.maps.x.on_landmarks(code), model.maps.x.points
+        weights, points = on_landmarks(model.maps.x, code), model.maps.x.points
     return Embedding(model.maps.x.kernel, points, weights[0] if single else weights)
 
 
@@ -158,8 +158,18 @@ def _weighted(tensor: Float[Array, "K *s"], coefficients: Float[Array, "*b K"]) 
 
 
 def _weights_of_y(model: MomentModel, coefficients: Float[Array, "*b K"]) -> Float[Array, "*b q"]:
-    return model.maps.y.on_landmarks(matmul(coefficients, model.moments.readout[:, :-1, -1]))
+    return on_landmarks(model.maps.y, matmul(coefficients, model.moments.readout[:, :-1, -1]))
 
 
-def _both_sides(x: LandmarkFeatures, y: LandmarkFeatures, code: Float[Array, "*b p q"]) -> Float[Array, "*b p q"]:
-    return jnp.swapaxes(x.on_landmarks(jnp.swapaxes(y.on_landmarks(code), -1, -2)), -1, -2)
+def _both_sides(x: AbstractFeatureMap, y: AbstractFeatureMap, code: Float[Array, "*b p q"]) -> Float[Array, "*b p q"]:
+    return jnp.swapaxes(on_landmarks(x, jnp.swapaxes(on_landmarks(y, code), -1, -2)), -1, -2)
+
+
+def on_landmarks(features: AbstractFeatureMap, codes: Float[Array, "*b r"]) -> Float[Array, "*b r"]:
+    """Weights on the landmark points of the embeddings with these codes; a `ValueError` for other features."""
+    if not isinstance(features, LandmarkFeatures):
+        raise ValueError(
+            f"{type(features).__name__} have no points to put an embedding on: use landmarks for this variable, or read "
+            "beliefs by `expectation` and `weights`."
+        )
+    return features.on_landmarks(codes)

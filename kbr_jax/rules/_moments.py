@@ -33,8 +33,8 @@ from .._checks import (
 )
 from .._numerics import matmul
 from .._typing import Array, ArrayLike, Bool, Float, Point, PointFunction, Points
-from ..features import LandmarkFeatures, Landmarks, SoftCells, landmark_features
-from ..kernels import as_kernel
+from ..features import AbstractFeatureMap, Frequencies, Landmarks, SoftCells, fourier_features, landmark_features
+from ..kernels import AbstractKernel, as_kernel
 
 #: Rows of the sample at a time: products near the device's peak, and features of a block that stay in its cache.
 _BLOCK = 2048
@@ -53,8 +53,8 @@ class MomentMaps(eqx.Module):
     - `function`: f of one point x, with values `[e]`, whose expectations are wanted exactly.
     """
 
-    x: LandmarkFeatures
-    y: LandmarkFeatures
+    x: AbstractFeatureMap
+    y: AbstractFeatureMap
     cells: SoftCells | None
     function: PointFunction = eqx.field(static=True)
     embedding: bool = eqx.field(static=True)
@@ -122,8 +122,8 @@ def contract(
 def moment_maps(
     kernel_x: Any,
     kernel_y: Any,
-    landmarks_x: Landmarks,
-    landmarks_y: Landmarks,
+    landmarks_x: Landmarks | Frequencies,
+    landmarks_y: Landmarks | Frequencies,
     *,
     cells: SoftCells | None = None,
     function: PointFunction = ravel_point,
@@ -135,18 +135,25 @@ def moment_maps(
     **Arguments:**
 
     - `kernel_x`, `kernel_y`: kernels of the two variables; `landmarks_x`, `landmarks_y`: their p and q landmarks, chosen
-      on a subsample or a stream.
+      on a subsample or a stream, or random Fourier frequencies. (Embeddings come out on landmarks, so without them only
+      `expectation` and `weights` read a belief.)
     - `cells`: K soft cells of x, for weights that can be clipped and truncated; None for the exact basis (K = p).
     - `function`: f of one point x whose expectations are wanted, with real values `[e]`; the point's own numbers by default.
     - `embedding`: keep what the embedding of a posterior needs (the rules, and filters with the two-inverse transition).
     - `shift`: keep what a filter with the shifted transition needs. Each of these two costs K (q + 1) p numbers.
     """
     kernel_x, kernel_y = as_kernel(kernel_x), as_kernel(kernel_y)
-    x = landmark_features(kernel_x, landmarks_x.points, landmarks_x)
-    y = landmark_features(kernel_y, landmarks_y.points, landmarks_y)
+    x, y = _map(kernel_x, landmarks_x), _map(kernel_y, landmarks_y)
     if cells is not None:
-        check_alike(cells.centres.points, "cells.centres", landmarks_x.points, "landmarks_x")
+        check_alike(cells.centres.points, "cells.centres", x.points, "landmarks_x")
     return MomentMaps(x, y, cells, function, embedding, shift)
+
+
+def _map(kernel: AbstractKernel, choice: Landmarks | Frequencies) -> AbstractFeatureMap:
+    """A feature map that carries no sample."""
+    if isinstance(choice, Frequencies):
+        return fourier_features(kernel, choice.centre, choice)
+    return landmark_features(kernel, choice.points, choice)
 
 
 def collect_moments(
