@@ -348,6 +348,50 @@ def test_a_hundred_steps_of_a_filter(landmarks):
     single(filt.step(state, jnp.asarray(sequence[1], jnp.float32)))
 
 
+@pytest.mark.parametrize("kind", ["plain", "cells", "importance"])
+def test_a_hundred_steps_on_moments(kind):
+    states, observations = rotation(120, 1)
+    truth, sequence = rotation(100, 2)
+    expected = numpy_filter_error(states, observations, truth, sequence, 0.5, 1e-3, 1e-3)
+    kernel, states, observations = (
+        kbr.Gaussian(0.5),
+        jnp.asarray(states, jnp.float32),
+        jnp.asarray(observations, jnp.float32),
+    )
+    filt = kbr.MomentFilter.fit(
+        kernel,
+        kernel,
+        states,
+        observations,
+        regularizer=1e-3,
+        posterior_regularizer=1e-2 if kind == "importance" else 1e-3,
+        landmarks_states=60,
+        landmarks_observations=60,
+        cells=None if kind == "plain" else kbr.soft_cells(kernel, kbr.given_landmarks(states[:-1])),
+        **({"form": "importance"} if kind == "importance" else {}),
+    )
+    run = single(kbr.filter(filt, jnp.asarray(sequence, jnp.float32)))
+    error = np.mean(np.sum((np.asarray(single(filt.expectation(run)), np.float64) - truth)[10:] ** 2, axis=1))
+    assert error < (1.05 if kind == "cells" else 1.3) * expected
+    single((filt.belief(run).weights, filt.predict(run, 2), filt.moments))
+
+
+def test_rules_on_moments():
+    landmarks = [kbr.given_landmarks(a[:20]) for a in (X, Y)]
+    moments = kbr.collect_moments(kbr.moment_maps(KERNEL, KERNEL, *landmarks), X, Y)
+    model = kbr.fit_moments(moments, regularizer=EPSILON)
+    weights_model = kbr.fit_conditional(
+        KERNEL, KERNEL, X, Y, regularizer=EPSILON, landmarks_x=landmarks[0], landmarks_y=landmarks[1]
+    )
+    for rule in (
+        lambda m: kbr.sum_rule(m, PRIOR),
+        lambda m: kbr.bayes_rule(m, PRIOR, Y[0], regularizer=DELTA),
+        lambda m: kbr.condition(m, X[:3]),
+    ):
+        close(kbr.evaluate(rule(model), X[:20]), kbr.evaluate(rule(weights_model), X[:20]), 2e-2)
+    single(kbr.chain_rule(model, PRIOR).weights)
+
+
 @pytest.mark.parametrize("form", ["affine", "printed"])
 def test_a_hundred_steps_of_the_filter_of_2009(form):
     states, observations = rotation(120, 1)
