@@ -1,13 +1,17 @@
 r"""The moment form of the filter: steps that do not see the training size, batches, and fitting a million pairs.
 
-    python -m benchmarks.moments
+    python -m benchmarks.moments [0 1 2 3: only these parts]
 
 1. Time of a step at n = 10^3 to 10^6 training triples of the rotation dynamics (b), with 100 landmarks of both variables.
 2. Against the dense NumPy/SciPy filter at n = 1000 (as in `filter_speed`): one sequence, batches of 64 and 256.
-3. Fitting 10^6 pairs with 200 landmarks: rate as a share of the machine's own matrix-product rate, and peak memory.
+3. The batch of 256 divided over two virtual devices of the same two cores (the solves of a batch use one core a device).
+4. Fitting 10^6 pairs with 200 landmarks: rate as a share of the machine's own matrix-product rate, and peak memory.
 """
 
-import resource
+import json
+import os
+import pathlib
+import re
 import subprocess
 import sys
 import time
@@ -15,6 +19,7 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import kbr_jax as kbr
 
@@ -23,7 +28,8 @@ from .filter_speed import DELTA, EPSILON, OBSERVATION_BANDWIDTH, STATE_BANDWIDTH
 from .rotation_references import simulate
 
 COMMAND = "python -m benchmarks.moments"
-SIZES, RANK, STEPS, BATCHES, SEQUENCES = (1_000, 10_000, 100_000, 1_000_000), 100, 200, (64, 256), 8
+SIZES, RANK, STEPS, BATCHES, SEQUENCES = (1_000, 10_000, 100_000, 1_000_000), 100, 200, (64, 256), 4
+FEW = 40  # steps at which a batch is timed
 FIT_PAIRS, FIT_RANK, DIMENSION = 1_000_000, 200, 5
 
 
@@ -50,21 +56,25 @@ run = jax.jit(lambda f, o: f.expectation(kbr.filter(f, o)))
 batched = jax.jit(jax.vmap(lambda f, o: f.expectation(kbr.filter(f, o)), in_axes=(None, 0)))
 
 
-def step_against_size(states, observations, sequence) -> dict[str, dict[str, float]]:
-    """Milliseconds of a step and seconds of fitting, for each training size; the smallest of several medians."""
-    results = {}
+def step_against_size() -> dict[str, dict[str, float]]:
+    """Milliseconds of a step and seconds of fitting, for each training size; steps are timed in turn, the least of five medians."""
+    states, observations = simulate("b", SIZES[-1] + 1, np.random.default_rng(0))
+    sequence = jnp.asarray(simulate("b", STEPS, np.random.default_rng(1))[1])
+    filters, seconds = {}, {}
     for n in SIZES:
         start = time.perf_counter()
-        filt = jax.block_until_ready(fit(states[: n + 1], observations[:n], cells=True))
-        seconds = time.perf_counter() - start
-        step = min(reporting.milliseconds(lambda filt=filt: run(filt, sequence)) for _ in range(3)) / STEPS
-        results[f"n = {n}"] = {"ms per step": step, "seconds to fit": seconds}
-    return results
+        filters[n] = jax.block_until_ready(fit(states[: n + 1], observations[:n], cells=True))
+        seconds[n] = time.perf_counter() - start
+    rounds = [{n: reporting.milliseconds(lambda f=f: run(f, sequence)) for n, f in filters.items()} for _ in range(5)]
+    return {f"n = {n}": {"ms per step": min(r[n] for r in rounds) / STEPS, "seconds to fit": seconds[n]} for n in SIZES}
 
 
-def against_scipy(states, observations, truth, seen) -> dict[str, dict[str, float]]:
+def against_scipy() -> dict[str, dict[str, float]]:
     """The dense peer and ours at n = 1000: milliseconds per step and sequence, and mean squared errors."""
-    few, scale = 10, STEPS
+    states, observations = simulate("b", 1001, np.random.default_rng(0))
+    tests = [simulate("b", STEPS, np.random.default_rng(1 + b)) for b in range(max(BATCHES))]
+    truth, seen = (np.stack([t[i] for t in tests]) for i in (0, 1))
+    few, scale = 5, STEPS
     peer = reporting.milliseconds(lambda: filter_speed.scipy_filter(states, observations, seen[0, :few]), 3) / few
     dense = filter_speed.fit(states, observations, None)
     decode = jax.jit(lambda f, o: kbr.mean(f.belief(kbr.filter(f, o).weights)))
@@ -81,14 +91,19 @@ def against_scipy(states, observations, truth, seen) -> dict[str, dict[str, floa
             mse = error(batched(filt, o[:SEQUENCES]))
             times = {"one": reporting.milliseconds(lambda f=filt, o=o: run(f, o[0])) / scale}
             for batch in BATCHES:
-                parts = o[:batch]
-                times[f"batch of {batch}"] = (
-                    reporting.milliseconds(lambda f=filt, o=parts: batched(f, o), 3) / scale / batch
-                )
+                parts = o[:batch, :FEW]
+                ms = reporting.milliseconds(lambda f=filt, o=parts: batched(f, o), 3)
+                times[f"batch of {batch}"] = ms / FEW / batch
             for size, value in times.items():
                 row = {"ms": value, "times faster": peer / value, "mean squared error": mse}
                 results[f"moments, {kind}, {name}, {size}"] = row
     return results
+
+
+def peak_megabytes() -> float:
+    """Peak memory of this process; `getrusage` would count that of the parent it was forked from."""
+    status = pathlib.Path("/proc/self/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+)", status).group(1)) / 1024  # pyright: ignore[reportOptionalMemberAccess]
 
 
 def fit_a_million() -> None:
@@ -97,18 +112,16 @@ def fit_a_million() -> None:
     x, y, following = (
         np.asarray(jax.random.normal(k, (FIT_PAIRS, DIMENSION), jnp.float32)) for k in jax.random.split(key, 3)
     )
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    before = peak_megabytes()
     kernel = kbr.Gaussian(jnp.float32(3.0))
     landmarks = [kbr.given_landmarks(jnp.asarray(a[:FIT_RANK])) for a in (x, y)]
     maps = kbr.moment_maps(kernel, kernel, *landmarks, embedding=False, shift=True)
     collect = kbr.collect_moments
     small = jax.block_until_ready(collect(maps, x[:20_000], y[:20_000], following[:20_000]))
     start = time.perf_counter()
-    for _ in range(1):
-        size = 100_000
-        parts = (slice(s, s + size) for s in range(0, FIT_PAIRS, size))
-        moments = kbr.collect_chunks(maps, ((x[p], y[p], following[p]) for p in parts))
-        jax.block_until_ready(moments)
+    size = 20_000
+    parts = (slice(s, s + size) for s in range(0, FIT_PAIRS, size))
+    jax.block_until_ready(kbr.collect_chunks(maps, ((x[p], y[p], following[p]) for p in parts)))
     seconds = time.perf_counter() - start
     k, q, e = FIT_RANK, FIT_RANK, DIMENSION + 1
     flops = 2 * FIT_PAIRS * (k * q * (q + 1) // 2 + k * (q + 1) * (k + e) + 2 * k * k + 3 * k * k)
@@ -116,42 +129,61 @@ def fit_a_million() -> None:
     a = jax.random.normal(key, (4096, 4096), jnp.float32)
     product = jax.jit(lambda a: jnp.matmul(a, a, precision="highest"))
     rate = 2 * 4096**3 / (reporting.milliseconds(lambda: product(a)) / 1e3)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    peak = peak_megabytes()
     print(seconds, flops, flops / seconds / rate, rate, peak, before)
 
 
-def main() -> None:
-    jax.config.update("jax_enable_x64", True)
-    states, observations = simulate("b", SIZES[-1] + 1, np.random.default_rng(0))
-    tests = [simulate("b", STEPS, np.random.default_rng(1 + b)) for b in range(max(BATCHES))]
-    truth, seen = (np.stack([t[i][:STEPS] for t in tests]) for i in (0, 1))
-    sizes = step_against_size(states, observations, jnp.asarray(seen[0]))
-    compared = against_scipy(states[:1001], observations[:1000], truth, seen)
-    alone = subprocess.run(
-        [sys.executable, "-c", "from benchmarks import moments; moments.fit_a_million()"],
-        check=True,
-        capture_output=True,
-        text=True,
+def divided_batch() -> None:
+    """A batch divided over the devices of this process; prints milliseconds per step and sequence."""
+    states, observations = simulate("b", 1001, np.random.default_rng(0))
+    mesh = jax.make_mesh((jax.device_count(),), ("batch",), axis_types=(AxisType.Auto,))
+    batch = np.stack([simulate("b", STEPS, np.random.default_rng(1 + b))[1] for b in range(BATCHES[-1])])
+    for dtype in (np.float64, np.float32):
+        filt = fit(states.astype(dtype), observations.astype(dtype), cells=True)
+        filt = jax.device_put(filt, NamedSharding(mesh, PartitionSpec()))
+        divided = jax.device_put(batch[:, :FEW].astype(dtype), NamedSharding(mesh, PartitionSpec("batch")))
+        print(reporting.milliseconds(lambda f=filt, o=divided: batched(f, o), 3) / FEW / BATCHES[-1])
+
+
+def alone(function: str, devices: int = 1) -> list[float]:
+    """The numbers that a function of this module prints in a process of its own."""
+    code = (
+        f"import jax; jax.config.update('jax_enable_x64', True); from benchmarks import moments; moments.{function}()"
     )
-    seconds, flops, share, rate, peak, data = map(float, alone.stdout.split())
-    million = {
-        "seconds": seconds,
-        "flops": flops,
-        "share of the matrix-product rate": share,
-        "matrix-product rate, GFLOP/s": rate / 1e9,
-        "peak memory, MB": peak,
-        "of which the data and the interpreter, MB": data,
-    }
-    rows = [[n, *(f"{value:.3f}" for value in row.values())] for n, row in sizes.items()]
-    print(reporting.table(["training size", "ms per step", "s to fit"], rows))
-    rows = [
-        [name, f"{r['ms']:.4f}", f"{r['times faster']:.0f}", f"{r['mean squared error']:.4f}"]
-        for name, r in compared.items()
-    ]
-    print(reporting.table(["step at n = 1000, per sequence", "ms", "times faster", "MSE"], rows))
-    print(million)
-    results = {"step against training size": sizes, "against scipy": compared, "fit of 10^6 pairs, rank 200": million}
-    print(reporting.save("moments", COMMAND, results))
+    environment = os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+    done = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True, env=environment)
+    return [float(number) for number in done.stdout.split()]
+
+
+def million() -> dict[str, float]:
+    names = ("seconds", "flops", "share of the matrix-product rate", "matrix-product rate, FLOP/s")
+    return dict(zip((*names, "peak memory, MB", "of which the data, MB"), alone("fit_a_million"), strict=True))
+
+
+def on_two_devices() -> dict[str, float]:
+    return dict(zip(("float64, ms", "float32, ms"), alone("divided_batch", 2), strict=True))
+
+
+PARTS = {
+    "step against training size": step_against_size,
+    "against scipy": against_scipy,
+    "batch of 256 over two virtual devices, per sequence": on_two_devices,
+    "fit of 10^6 pairs, rank 200": million,
+}
+
+
+def main() -> None:
+    """All parts, or those whose numbers are given; the others keep their last results."""
+    jax.config.update("jax_enable_x64", True)
+    path = reporting.RESULTS / "moments.json"
+    results = json.loads(path.read_text())["results"] if path.exists() else {}
+    wanted = [list(PARTS)[int(number)] for number in sys.argv[1:]] or list(PARTS)
+    for name in wanted:
+        results[name] = PARTS[name]()
+        print(name)
+        for row, value in results[name].items():
+            print("   ", row, value)
+        print(reporting.save("moments", COMMAND, {name: results[name] for name in PARTS if name in results}))
 
 
 if __name__ == "__main__":

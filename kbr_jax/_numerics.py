@@ -239,7 +239,10 @@ def symmetric_resolvent(
     if jnp.finfo(matrix.dtype).eps > 1e-10:
         return resolvent(matrix, squared_shift, b)[0]
     fixed, shift = lax.stop_gradient(matrix), lax.stop_gradient(squared_shift)
-    factor = lax.stop_gradient(psd_factor(matmul(fixed, fixed), shift).cholesky)
+    # No search for a jitter as in `psd_factor`: far below delta it changes nothing, and in a batch the search costs most.
+    identity = jnp.eye(matrix.shape[-1], dtype=matrix.dtype)
+    squared = matmul(fixed, fixed)
+    factor = jnp.linalg.cholesky(squared + (shift + jitter(squared)) * identity)
 
     def refined(_, rhs):
         first = jax.scipy.linalg.cho_solve((factor, True), rhs)
