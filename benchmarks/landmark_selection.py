@@ -19,7 +19,7 @@ from kbr_jax.features import landmark_features
 from . import reporting
 
 COMMAND = "python -m benchmarks.landmark_selection"
-POINTS, DIMENSION, RANK, BANDWIDTH, CHUNK, REPEATS = 100_000, 10, 500, 3.0, 10_000, 3
+POINTS, DIMENSION, RANK, BANDWIDTH, CHUNK, REPEATS = 100_000, 10, 500, 3.0, 10_000, 1
 
 
 def numpy_greedy(x: np.ndarray) -> np.ndarray:
@@ -52,7 +52,6 @@ def methods(x: np.ndarray) -> dict:
         "NumPy, greedy": lambda: kbr.given_landmarks(points[numpy_greedy(x)]),
         "kbr_jax, greedy": lambda: kbr.greedy_landmarks(kernel, points, rank=RANK, block=1),
         "kbr_jax, greedy in blocks": lambda: kbr.greedy_landmarks(kernel, points, rank=RANK),
-        "kbr_jax, random": lambda: kbr.random_landmarks(kernel, points, rank=RANK, key=key, block=1),
         "kbr_jax, random in blocks": lambda: kbr.random_landmarks(kernel, points, rank=RANK, key=key),
         "kbr_jax, k-means++": lambda: kbr.kmeans_landmarks(points, rank=RANK, key=key),
         "kbr_jax, stream": lambda: kbr.stream_landmarks(

@@ -1,15 +1,13 @@
 r"""The moment form of the filter: steps that do not see the training size, batches, and fitting a million pairs.
 
-    python -m benchmarks.moments [0 1 2 3: only these parts]
+    python -m benchmarks.moments [0 1 2: only these parts]
 
 1. Time of a step at n = 10^3 to 10^6 training triples of the rotation dynamics (b), with 100 landmarks of both variables.
 2. Against the dense NumPy/SciPy filter at n = 1000 (as in `filter_speed`): one sequence, batches of 64 and 256.
-3. The batch of 256 divided over two virtual devices of the same two cores (the solves of a batch use one core a device).
-4. Fitting 10^6 pairs with 200 landmarks: rate as a share of the machine's own matrix-product rate, and peak memory.
+3. Fitting 10^6 pairs with 200 landmarks: rate as a share of the machine's own matrix-product rate, and peak memory.
 """
 
 import json
-import os
 import pathlib
 import re
 import subprocess
@@ -19,7 +17,6 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import kbr_jax as kbr
 
@@ -133,25 +130,12 @@ def fit_a_million() -> None:
     print(seconds, flops, flops / seconds / rate, rate, peak, before)
 
 
-def divided_batch() -> None:
-    """A batch divided over the devices of this process; prints milliseconds per step and sequence."""
-    states, observations = simulate("b", 1001, np.random.default_rng(0))
-    mesh = jax.make_mesh((jax.device_count(),), ("batch",), axis_types=(AxisType.Auto,))
-    batch = np.stack([simulate("b", STEPS, np.random.default_rng(1 + b))[1] for b in range(BATCHES[-1])])
-    for dtype in (np.float64, np.float32):
-        filt = fit(states.astype(dtype), observations.astype(dtype), cells=True)
-        filt = jax.device_put(filt, NamedSharding(mesh, PartitionSpec()))
-        divided = jax.device_put(batch[:, :FEW].astype(dtype), NamedSharding(mesh, PartitionSpec("batch")))
-        print(reporting.milliseconds(lambda f=filt, o=divided: batched(f, o), 3) / FEW / BATCHES[-1])
-
-
-def alone(function: str, devices: int = 1) -> list[float]:
+def alone(function: str) -> list[float]:
     """The numbers that a function of this module prints in a process of its own."""
     code = (
         f"import jax; jax.config.update('jax_enable_x64', True); from benchmarks import moments; moments.{function}()"
     )
-    environment = os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
-    done = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True, env=environment)
+    done = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True)
     return [float(number) for number in done.stdout.split()]
 
 
@@ -160,14 +144,9 @@ def million() -> dict[str, float]:
     return dict(zip((*names, "peak memory, MB", "of which the data, MB"), alone("fit_a_million"), strict=True))
 
 
-def on_two_devices() -> dict[str, float]:
-    return dict(zip(("float64, ms", "float32, ms"), alone("divided_batch", 2), strict=True))
-
-
 PARTS = {
     "step against training size": step_against_size,
     "against scipy": against_scipy,
-    "batch of 256 over two virtual devices, per sequence": on_two_devices,
     "fit of 10^6 pairs, rank 200": million,
 }
 
