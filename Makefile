@@ -22,6 +22,7 @@ format: $(VENV)/dev.stamp
 	$(BIN)/ruff format .
 
 benchmarks: $(VENV)/dev.stamp
+	$(BIN)/python -m pip install --quiet --editable '.[benchmarks]'
 	$(BIN)/python -m benchmarks
 
 $(VENV)/demo.stamp: pyproject.toml
