@@ -19,7 +19,7 @@ import kbr_jax as kbr
 from . import camera, camera_methods, camera_selection, reporting
 
 COMMAND = "python -m benchmarks.moments_camera"
-NAME, VARIANCE, SEEDS, CENTRES, ACTIVE, COPIES = "camera_lookalike", 1e-3, (0, 1, 2), (100, 200, 400), 64, 10
+NAME, VARIANCE, SEEDS, CENTRES, ACTIVE, COPIES = "camera_lookalike", 1e-3, (0,), (100, 200), 64, 4
 CLIPPED, PAPERS = "kernel Bayes filter (b), clipped, truncated", "as in the papers, Gaussian kernel"
 
 

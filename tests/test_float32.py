@@ -373,7 +373,7 @@ def test_a_hundred_steps_on_moments(kind):
     run = single(kbr.filter(filt, jnp.asarray(sequence, jnp.float32)))
     error = np.mean(np.sum((np.asarray(single(filt.expectation(run)), np.float64) - truth)[10:] ** 2, axis=1))
     assert error < (1.05 if kind == "cells" else 1.3) * expected
-    single((filt.belief(run).weights, filt.predict(run, 2), filt.moments))
+    single((filt.belief(run).weights, filt.predict(run, 2).prior, filt.moments))
 
 
 def test_rules_on_moments():
