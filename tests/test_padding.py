@@ -18,8 +18,7 @@ KEPT = np.flatnonzero(MASK)
 BROKEN = [jnp.where(MASK[:, None], part, jnp.nan) for part in (X, Y)]
 LANDMARKS = {
     "exact": {},
-    "landmarks": {"landmarks_x": kbr.given_landmarks(X[KEPT][:8]), "landmarks_y": 6},
-    "fourier": {"landmarks_x": kbr.fourier_frequencies(K, 2, rank=10, key=jax.random.key(0))},
+    "features": {"landmarks_x": kbr.fourier_frequencies(K, 2, rank=10, key=jax.random.key(0)), "landmarks_y": 6},
 }
 
 
@@ -50,8 +49,7 @@ def test_conditional_embedding(kind):
     )
 
 
-@pytest.mark.parametrize("form", ["a", "b", "importance"])
-@pytest.mark.parametrize("landmarks", [None, 6])
+@pytest.mark.parametrize(("form", "landmarks"), [("a", None), ("b", 6), ("importance", None)])
 def test_filter(form, landmarks):
     def fit(states, observations, successors, mask=None):
         return kbr.KernelBayesFilter.fit(
