@@ -47,6 +47,11 @@ def _shapes(points: Points) -> list[tuple[int, ...]]:
     return [tuple(leaf.shape[1:]) for leaf in jax.tree.leaves(points)]
 
 
+def padded(points: Points, missing: int) -> Points:
+    """`missing` copies of the last point behind a sample: any other filling might lie outside a kernel's domain."""
+    return jax.tree.map(lambda leaf: jnp.concatenate([leaf, jnp.repeat(leaf[-1:], missing, axis=0)]), points)
+
+
 def check_alike(points: Points, name: str, reference: Points, reference_name: str) -> None:
     """Two samples must hold the same kind of point: one tree structure, the same shape of every leaf behind axis 0."""
     if jax.tree.structure(points) != jax.tree.structure(reference):

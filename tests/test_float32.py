@@ -105,7 +105,7 @@ def test_gram_far_from_the_origin(dimensions, offset):
     x = np.asarray(RNG.normal(size=(N, dimensions)) + offset, np.float32)
     h = float(np.sqrt(dimensions))
     expected = gaussian(np.asarray(x, np.float64), np.asarray(x, np.float64), h)
-    # The points are divided by the bandwidth before they are subtracted: eps * offset / h remains.
+    # Coordinates of this size are themselves known to eps * offset only.
     close(kbr.gram(kbr.Gaussian(h), jnp.asarray(x)), expected, 3e-6 if offset == 0 else 2e-5)
     distances = np.sqrt(((x[:, None].astype(np.float64) - x[None]) ** 2).sum(-1))[np.triu_indices(N, 1)]
     close(kbr.median_heuristic(jnp.asarray(x)), np.median(distances), 1e-5)

@@ -43,6 +43,8 @@ def soft_cells(kernel: Any, centres: Landmarks, *, temperature: ArrayLike | None
       distance from a centre to its nearest other (no gradient flows through that choice), so that a point hardly ever
       belongs to more than a few cells.
 
+    **Returns:** `SoftCells`. Cost O(K^2 d).
+
     **Raises:** `ValueError` for a temperature that is not positive or points outside the kernel's domain.
     """
     kernel = as_kernel(kernel)

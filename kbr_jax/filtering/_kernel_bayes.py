@@ -159,7 +159,6 @@ class KernelBayesFilter(AbstractSampleFilter):
             ridge = as_regularizer(transition_regularizer, "transition_regularizer", dtype)
             transition_factor = state_features.ridge(ridge)
         ridge = epsilon if observation_regularizer is None else observation_regularizer
-        ridge = as_regularizer(ridge, "observation_regularizer", dtype)
         return KernelBayesFilter(
             states=state_features,
             observations=observation_features,
@@ -167,7 +166,7 @@ class KernelBayesFilter(AbstractSampleFilter):
             successor_codes=state_features.encode(successors),
             state_factor=state_factor,
             transition_factor=transition_factor,
-            observation_factor=observation_features.ridge(ridge),
+            observation_factor=observation_features.ridge(as_regularizer(ridge, "observation_regularizer", dtype)),
             regularizer=epsilon,
             posterior_regularizer=delta,
             truncation=truncation.astype(dtype),

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._checks import as_count, as_points, check_alike, size
+from .._checks import as_count, as_points, check_alike, padded, size
 from .._numerics import matmul
 from .._typing import Array, ArrayLike, Float, Points
 from ._base import AbstractKernel, as_kernel
@@ -53,11 +53,6 @@ def _by_blocks(kernel: AbstractKernel, x: Points, y: Points, v: Float[Array, "m 
     count = -(-n // rows)
     rows = -(-n // count)  # as even as can be: fewer than `count` rows of padding
 
-    def blocks(leaf):
-        # Copies of the last point: any other filling might lie outside the kernel's domain.
-        padding = jnp.broadcast_to(leaf[-1:], (count * rows - n, *leaf.shape[1:]))
-        return jnp.concatenate([leaf, padding]).reshape(count, rows, *leaf.shape[1:])
-
     # The checkpoint keeps the reverse pass from storing every block; the gradients of kernel, y and v add up in its carry.
     @jax.checkpoint
     def product(part):
@@ -65,4 +60,6 @@ def _by_blocks(kernel: AbstractKernel, x: Points, y: Points, v: Float[Array, "m 
 
     if count == 1:
         return product(x)
-    return lax.map(product, jax.tree.map(blocks, x)).reshape(count * rows, -1)[:n]
+    x = padded(x, count * rows - n)
+    blocks = jax.tree.map(lambda leaf: leaf.reshape(count, rows, *leaf.shape[1:]), x)
+    return lax.map(product, blocks).reshape(count * rows, -1)[:n]

@@ -57,7 +57,8 @@ def fit_moments(moments: Moments, *, regularizer: ArrayLike) -> MomentModel:
     r"""Conditional embedding of y given x from the moments of training pairs: `fit_conditional` without the sample.
 
     **Arguments:** `moments` from `collect_moments` or `collect_chunks`; `regularizer`: lambda > 0 of $(C + n \lambda I)^{-1}$ with
-    $C = \sum \phi \phi^\top$. Cost O(p^3).
+    $C = \sum \phi \phi^\top$. **Returns:** a `MomentModel`. Cost O(p^3). **Raises:** `ValueError` for a regularizer that is not
+    positive.
     """
     maps = moments.maps
     regularizer = as_regularizer(regularizer, "regularizer", moments.covariance.dtype)

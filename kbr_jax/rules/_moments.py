@@ -27,6 +27,7 @@ from .._checks import (
     check_alike,
     check_finite,
     check_same_size,
+    padded,
     size,
     take,
     without_padding,
@@ -141,6 +142,8 @@ def moment_maps(
     - `function`: f of one point x whose expectations are wanted, with real values `[e]`; the point's own numbers by default.
     - `embedding`: keep what the embedding of a posterior needs (the rules, and filters with the two-inverse transition).
     - `shift`: keep what a filter with the shifted transition needs. Each of these two costs K (q + 1) p numbers.
+
+    Cost O(p^3 + q^3). **Raises:** `ValueError` for points outside a kernel's domain, or cells of other points than x.
     """
     kernel_x, kernel_y = as_kernel(kernel_x), as_kernel(kernel_y)
     x, y = _map(kernel_x, landmarks_x), _map(kernel_y, landmarks_y)
@@ -238,7 +241,7 @@ def collect_chunks(maps: MomentMaps, chunks: Iterable[tuple[Points, ...]], *, bl
         missing = max(rows - size(chunk[0]), 0)
         mask = np.arange(size(chunk[0]) + missing) < size(chunk[0])
         part = collect_moments(
-            maps, *(_pad(jax.tree.map(jnp.asarray, c), missing) for c in chunk), mask=mask, block=block
+            maps, *(padded(jax.tree.map(jnp.asarray, c), missing) for c in chunk), mask=mask, block=block
         )
         moments = part if moments is None else merge_moments(moments, part)
     if moments is None:
@@ -266,17 +269,12 @@ def _over_sums(function: Callable[..., Array], *moments: Moments) -> Moments:
     return eqx.tree_at(lambda m: m.maps, result, moments[0].maps, is_leaf=lambda leaf: leaf is None)
 
 
-def _pad(points: Points, missing: int) -> Points:
-    """`missing` copies of the last point behind a sample: they must be points of the domain, if masked ones."""
-    return jax.tree.map(lambda leaf: jnp.concatenate([leaf, jnp.repeat(leaf[-1:], missing, axis=0)]), points)
-
-
 @eqx.filter_jit
 def _collect(maps: MomentMaps, x: Points, y: Points, successors: Points | None, mask, block: int | None) -> Moments:
     n, block = size(x), min(block or _BLOCK, size(x))
     count = -(-n // block)
     missing = count * block - n
-    data = (_pad((x, y, successors), missing), jnp.concatenate([mask, jnp.zeros(missing, bool)]))
+    data = (padded((x, y, successors), missing), jnp.concatenate([mask, jnp.zeros(missing, bool)]))
     blocks = jax.tree.map(lambda leaf: leaf.reshape(count, block, *leaf.shape[1:]), data)
 
     def sums(part):
