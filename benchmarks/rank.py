@@ -18,6 +18,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.ticker import LogLocator, NullFormatter
 from tqdm import tqdm
 
 import kbr_jax as kbr
@@ -93,7 +94,7 @@ def room(rank: int, choice: str) -> tuple[float, float]:
 
 
 def draw(results: dict) -> None:
-    """Error against time, a line for each choice, a point for each rank."""
+    """Error against time, a line for each choice, a point for each rank; errors above twice the least are left out."""
     figure, axes = plt.subplots(1, len(results), figsize=(11, 4.2), constrained_layout=True)
     for axis, (name, lines) in zip(axes, results.items(), strict=True):
         for choice, points in lines.items():
@@ -102,7 +103,11 @@ def draw(results: dict) -> None:
             if choice == "greedy":
                 for rank, time, error in zip(points, times, errors, strict=True):
                     axis.annotate(rank, (time, error), textcoords="offset points", xytext=(5, 5), fontsize=8)
-        axis.set(xscale="log", yscale="log", title=name, xlabel="milliseconds per step")
+        best = min(p["error"] for points in lines.values() for p in points.values())
+        axis.set(xscale="log", title=name, xlabel="milliseconds per step", ylim=(0.9 * best, 2.1 * best))
+        axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.xaxis.set_minor_formatter(NullFormatter())
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("mean squared error")
     axes[1].set_ylabel("mean Frobenius error")

@@ -242,7 +242,9 @@ def symmetric_resolvent(
     # No search for a jitter as in `psd_factor`: far below delta it changes nothing, and in a batch the search costs most.
     identity = jnp.eye(matrix.shape[-1], dtype=matrix.dtype)
     squared = matmul(fixed, fixed)
-    factor = jnp.linalg.cholesky(squared + (shift + jitter(squared)) * identity)
+    # Symmetric already; transposed, it has the layout that LAPACK wants, and nothing is copied.
+    target = jnp.swapaxes(squared + (shift + jitter(squared)) * identity, -1, -2)
+    factor = lax.linalg.cholesky(target, symmetrize_input=False)
 
     def refined(_, rhs):
         first = jax.scipy.linalg.cho_solve((factor, True), rhs)

@@ -70,7 +70,7 @@ class Moments(eqx.Module):
     r"""Sums over n training pairs (x, y), for filters triples with the successor $x^+$. Add two with `merge_moments`.
 
     - `count`: n; `total`: $\sum \phi$; `covariance`: $\sum \phi \phi^\top$; `cross`: $\sum \phi \phi^{+\top}$;
-    - `likelihood`: $\sum b \otimes \psi \otimes \psi$, of the symmetric part only the upper triangle;
+    - `likelihood`: $\sum b \otimes \psi \otimes \psi$, each entry of the symmetric part once;
     - `readout`: $\sum b \otimes \tilde\psi \otimes (f, 1)$;
     - `embedding`: $\sum b \otimes \tilde\psi \otimes \phi$, `transition`: $\sum b \otimes \tilde\psi \otimes \phi^+$, where kept.
 
@@ -116,8 +116,11 @@ def contract(
     tensor: Float[Array, "K q1 s"], coefficients: Float[Array, "*#b K"], update: Float[Array, "*#b q1"]
 ) -> Float[Array, "..."]:
     r"""$\sum_i \beta_i z_i$ for $\beta_i = (b_i^\top c)(\tilde\psi_i^\top u)$, from $\sum b \otimes \tilde\psi \otimes z$; O(K q s)."""
-    outer = coefficients[..., :, None] * update[..., None, :]
-    return matmul(outer.reshape(*outer.shape[:-2], -1), tensor.reshape(-1, tensor.shape[-1]))
+    # Over the basis first: for a batch that is one large product, and what it leaves, [q + 1, s], is no more than the outer
+    # product of the other order, [K, q + 1], for any s up to K.
+    tables = matmul(coefficients, tensor.reshape(tensor.shape[0], -1))
+    tables = tables.reshape(*coefficients.shape[:-1], *tensor.shape[1:])
+    return matmul(update[..., None, :], tables)[..., 0, :]
 
 
 def moment_maps(
@@ -326,7 +329,6 @@ def _block_sums(maps: MomentMaps, points: tuple[Points, Points, Points | None], 
 def _from_sums(maps: MomentMaps, count, total, covariance, cross, top, bottom) -> Moments:
     q, p = maps.y.codes.shape[1], covariance.shape[0]
     half = top.shape[1]
-    square = jnp.concatenate([top[..., :q], jnp.pad(bottom[:, :-1, : q - half], ((0, 0), (0, 0), (half, 0)))], axis=1)
     rest = jnp.concatenate([top[..., q:], bottom[..., q - half :]], axis=1)
     stops = rest.shape[2] - p * (maps.embedding + maps.shift)
     return Moments(
@@ -335,16 +337,39 @@ def _from_sums(maps: MomentMaps, count, total, covariance, cross, top, bottom) -
         total=total,
         covariance=covariance,
         cross=cross,
-        likelihood=square[:, *np.triu_indices(q)],
+        likelihood=_pack(top[..., :half], top[..., half:q], bottom[:, :-1, : q - half]),
         readout=rest[..., :stops],
         embedding=rest[..., stops : stops + p] if maps.embedding else None,
         transition=rest[..., rest.shape[2] - p :] if maps.shift else None,
     )
 
 
-def _unpack(triangle: Float[Array, "*b t"], q: int) -> Float[Array, "*b q q"]:
-    """The symmetric matrix of an upper triangle."""
-    rows, columns = np.triu_indices(q)
-    place = np.zeros((q, q), int)
-    place[rows, columns] = place[columns, rows] = np.arange(len(rows))
-    return triangle[..., place]
+def _pack(
+    first: Float[Array, "*b h h"], corner: Float[Array, "*b h l"], second: Float[Array, "*b l l"]
+) -> Float[Array, "*b t"]:
+    """Symmetric matrices [[first, corner], [corner^T, second]], l = h or h + 1, without their repeated entries.
+
+    One rectangle [l, h + 1] holds both triangles: up to the diagonal `second`, behind it `first`. Taking it apart
+    again is a few transposes of dense blocks, much faster than gathering entries.
+    """
+    h, low = first.shape[-1], second.shape[-1]
+    rows = [(0, 0)] * (first.ndim - 2)
+    left = jnp.pad(second, (*rows, (0, 0), (0, h + 1 - low)))
+    right = jnp.pad(first, (*rows, (0, low - h), (1, 0)))
+    triangles = jnp.where(np.tri(low, h + 1, dtype=bool), left, right)
+    flat = [part.reshape(*part.shape[:-2], -1) for part in (corner, triangles)]
+    return jnp.concatenate(flat, axis=-1)
+
+
+def _unpack(packed: Float[Array, "*b t"], q: int) -> Float[Array, "*b q q"]:
+    """The symmetric matrices of `_pack`."""
+    h = q // 2
+    low = q - h
+    corner = packed[..., : h * low].reshape(*packed.shape[:-1], h, low)
+    triangles = packed[..., h * low :].reshape(*packed.shape[:-1], low, h + 1)
+    first, second = triangles[..., :h, 1:], triangles[..., :low]
+    first = jnp.where(np.tri(h, dtype=bool), jnp.swapaxes(first, -1, -2), first)
+    second = jnp.where(np.tri(low, dtype=bool), second, jnp.swapaxes(second, -1, -2))
+    top = jnp.concatenate([first, corner], axis=-1)
+    bottom = jnp.concatenate([jnp.swapaxes(corner, -1, -2), second], axis=-1)
+    return jnp.concatenate([top, bottom], axis=-2)
