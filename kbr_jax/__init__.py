@@ -64,6 +64,7 @@ from .filtering import Recovery as Recovery
 from .filtering import RivalFilter as RivalFilter
 from .filtering import RivalState as RivalState
 from .filtering import advance as advance
+from .filtering import delay_windows as delay_windows
 from .filtering import filter as filter
 from .kernels import AbstractKernel as AbstractKernel
 from .kernels import ChordalGaussian as ChordalGaussian
@@ -104,3 +105,18 @@ from .rules import fit_moments as fit_moments
 from .rules import merge_moments as merge_moments
 from .rules import moment_maps as moment_maps
 from .rules import sum_rule as sum_rule
+from .tuning import Grid as Grid
+from .tuning import History as History
+from .tuning import Tuned as Tuned
+from .tuning import cross_validate as cross_validate
+from .tuning import filter_loss as filter_loss
+from .tuning import grid_search as grid_search
+from .tuning import leave_out_loss as leave_out_loss
+from .tuning import load as load
+from .tuning import marginal_loss as marginal_loss
+from .tuning import minibatch as minibatch
+from .tuning import mmd_loss as mmd_loss
+from .tuning import mmd_power as mmd_power
+from .tuning import regression_loss as regression_loss
+from .tuning import save as save
+from .tuning import tune as tune

@@ -1,6 +1,7 @@
 """What a filter is: `init`, `step`, and one scan over a sequence."""
 
 import abc
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -10,6 +11,7 @@ from jax import lax
 
 from .._checks import (
     as_batch,
+    as_count,
     as_mask,
     as_points,
     check_alike,
@@ -156,6 +158,8 @@ def filter(
     *,
     observed: ArrayLike | None = None,
     prior: Embedding | None = None,
+    read: Callable[[Any], Any] | None = None,
+    segment: int | None = None,
 ) -> Any:
     """Filter a sequence of observations from the start: `filt.init(prior)`, then one scan of `filt.step`.
 
@@ -165,18 +169,28 @@ def filter(
     - `observations`: `[T, ...]`; `vmap` over a leading batch axis for many sequences.
     - `observed`: mask `[T]`; False marks a missing observation, whose value is ignored. All observed by default.
     - `prior`: embedding of the first hidden state; by default the marginal of the training states.
+    - `read`: what to keep of each step, a function of its `FilterStep` (`MomentStep`); all of it by default. For long
+      sequences `lambda step: mean(filt.belief(step.weights))` keeps d numbers a step instead of n.
+    - `segment`: for gradients through long sequences: steps between two beliefs that are stored (static).
 
-    **Returns:** a `FilterStep` (a `MomentStep` from a `MomentFilter`) with leading axis T. Reverse-mode memory is that of T
-    beliefs: each step is recomputed in the backward pass. The first call compiles; later calls of the same shapes do not.
+    **Returns:** a `FilterStep` (a `MomentStep` from a `MomentFilter`), or what `read` made of it, with leading axis T. The first
+    call compiles; later calls of the same shapes do not. Reverse mode recomputes each step, and stores T beliefs; with a
+    `segment`, T / segment + segment beliefs, least at the root of T, for one more forward pass.
 
     **Raises:** `ValueError` for observations that are not of the kind of the training observations, or a mask of another
     length.
     """
-    return advance(filt, filt.init(prior), observations, observed=observed)[1]
+    return advance(filt, filt.init(prior), observations, observed=observed, read=read, segment=segment)[1]
 
 
 def advance(
-    filt: AbstractFilter, state: Any, observations: Points, *, observed: ArrayLike | None = None
+    filt: AbstractFilter,
+    state: Any,
+    observations: Points,
+    *,
+    observed: ArrayLike | None = None,
+    read: Callable[[Any], Any] | None = None,
+    segment: int | None = None,
 ) -> tuple[Any, Any]:
     """Filter a stretch of observations from a given state: for streams that arrive in pieces.
 
@@ -186,12 +200,37 @@ def advance(
     observations = as_points(observations, "observations")
     check_alike(observations, "observations", filt.observations.points, "training observations")
     filt.observations.kernel.check(observations, "observations")
-    return _scan(filt, state, observations, as_mask(observed, size(observations), "observed"))
+    segment = None if segment is None else as_count(segment, "segment")
+    return _scan(filt, state, observations, as_mask(observed, size(observations), "observed"), read, segment)
 
 
 @eqx.filter_jit
-def _scan(filt: AbstractFilter, state: Any, observations: Points, observed: Bool[Array, " T"]):
+def _scan(
+    filt: AbstractFilter,
+    state: Any,
+    observations: Points,
+    observed: Bool[Array, " T"],
+    read: Callable[[Any], Any] | None,
+    segment: int | None,
+):
     # All observations are encoded at once, as one matrix product instead of T products with a vector.
     codes = filt.codes(fill(observations, observed, take(filt.observations.points, 0)))
-    step = jax.checkpoint(lambda carry, inputs: filt.update(carry, *inputs), prevent_cse=False)
-    return lax.scan(step, state, (codes, observed))
+
+    def step(carry, inputs):
+        carry, known = filt.update(carry, *inputs)
+        return carry, known if read is None else read(known)
+
+    def scan(carry, inputs):
+        return lax.scan(jax.checkpoint(step, prevent_cse=False), carry, inputs)
+
+    inputs = codes, observed
+    if segment is None or segment >= size(observations):
+        return scan(state, inputs)
+    count = size(observations) // segment
+    stored = jax.tree.map(lambda leaf: leaf[: count * segment].reshape(count, segment, *leaf.shape[1:]), inputs)
+    state, first = lax.scan(jax.checkpoint(scan, prevent_cse=False), state, stored)
+    first = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), first)
+    if count * segment == size(observations):
+        return state, first
+    state, rest = scan(state, take(inputs, slice(count * segment, None)))
+    return state, jax.tree.map(lambda *parts: jnp.concatenate(parts), first, rest)

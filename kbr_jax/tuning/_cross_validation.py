@@ -1,0 +1,93 @@
+"""Cross-validation and grids, each as one compiled program, for those who want the papers' procedure."""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .._checks import as_count, as_points, size, take
+from .._typing import Array, Float, Int, Points, PRNGKeyArray
+
+
+def cross_validate(
+    score: Callable[[Any, Any], Any], data: Points, folds: int, *, key: PRNGKeyArray | None = None
+) -> Any:
+    """Mean of a score over k splits of the data, each part held out once.
+
+    **Arguments:**
+
+    - `score(training, held_out)`: fit on the one, measure on the other; both are trees like `data`. For a filter, `data`
+      may be a set of sequences `[sequences, T, ...]`.
+    - `data`: a tree of arrays with n rows. `folds`: k, 2 to n (static). Held-out parts are of n // k rows; where k does not divide n,
+      the rows left over are always trained on.
+    - `key`: to shuffle the rows; without it parts are stretches of consecutive rows, as time series need.
+
+    **Returns:** a scalar (a tree of arrays if the score is one), differentiable. Cost: k calls of `score`, one after the
+    other in one program, in the memory of one.
+
+    **Raises:** `ValueError` for fewer than two folds, or more than rows.
+    """
+    data = as_points(data, "data")
+    training, held_out = _splits(size(data), as_count(folds, "folds", data, "data"), key)
+
+    @jax.checkpoint
+    def one(split):
+        return score(take(data, split[0]), take(data, split[1]))
+
+    return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), lax.map(one, (training, held_out)))
+
+
+def _splits(n: int, folds: int, key: PRNGKeyArray | None) -> tuple[Int[Array, "k t"], Int[Array, "k h"]]:
+    if folds < 2:
+        raise ValueError("One fold leaves nothing to train on: `folds` must be at least 2.")
+    held = n // folds
+    order = jnp.arange(n) if key is None else jax.random.permutation(key, n)
+    parts = np.arange(held * folds).reshape(folds, held)
+    rest = np.stack([np.setdiff1d(np.arange(n), part) for part in parts])
+    return order[rest], order[parts]
+
+
+class Grid(eqx.Module):
+    """What `grid_search` found: `values` of the loss, an axis for each leaf of the grid; the best `parameters` and their `value`."""
+
+    values: Float[Array, "..."]
+    parameters: Any
+    value: Float[Array, ""]
+
+
+def grid_search(loss: Callable[[Any], Any], grid: Any, *, batch: int = 1) -> Grid:
+    """The loss at every combination of candidate values, in one compiled program.
+
+    **Arguments:**
+
+    - `loss(parameters)`, a scalar; `grid`: the tree of `parameters` with a vector of candidates at each leaf.
+    - `batch`: combinations evaluated side by side (static): as many as memory allows on an accelerator, 1 on a CPU.
+
+    **Returns:** a `Grid`. Losses that are not finite never win. Cost: the product of the numbers of candidates, times the loss.
+
+    **Raises:** `ValueError` for a grid whose leaves are not vectors, or a loss that is not finite anywhere.
+    """
+    leaves, treedef = jax.tree.flatten(jax.tree.map(jnp.asarray, grid))
+    if not leaves or any(leaf.ndim != 1 or leaf.shape[0] == 0 for leaf in leaves):
+        raise ValueError("`grid` must hold a vector [c] of candidate values for each parameter.")
+    shape = tuple(leaf.shape[0] for leaf in leaves)
+    index = jnp.unravel_index(jnp.arange(int(np.prod(shape))), shape)
+    combinations = [leaf[i] for leaf, i in zip(leaves, index, strict=True)]
+
+    @jax.jit
+    def evaluate(combinations):
+        return lax.map(
+            lambda c: loss(jax.tree.unflatten(treedef, c)), combinations, batch_size=as_count(batch, "batch")
+        )
+
+    values = evaluate(combinations)
+    finite = jnp.where(jnp.isfinite(values), values, jnp.inf)
+    best = jnp.argmin(finite)
+    if not bool(jnp.isfinite(finite[best])):
+        raise ValueError("The loss is not finite anywhere on the grid.")
+    parameters = jax.tree.unflatten(treedef, [leaf[best] for leaf in combinations])
+    return Grid(values.reshape(shape), parameters, values[best])

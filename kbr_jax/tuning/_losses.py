@@ -1,0 +1,254 @@
+r"""What hyperparameters are learned by: pure, differentiable functions of fitted models and held-out data.
+
+A loss that is measured in the RKHS of a kernel under learning can be made small by making the kernel flat: give such
+losses a fixed reference `kernel`.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from .._checks import as_count, as_mask, as_points, check_alike, check_same_size, size
+from .._numerics import AbstractFactor, matmul, psd_factor, safe_sqrt
+from .._typing import Array, ArrayLike, Float, Points
+from ..embedding import Embedding, embed, mean, mmd2
+from ..features import AbstractFeatures, ExactFeatures, IterativeFeatures
+from ..filtering import AbstractFilter, MomentFilter, filter
+from ..kernels import as_kernel, gram_product
+from ..rules import ConditionalEmbedding, MomentModel, bayes_rule, condition
+
+
+def regression_loss(
+    model: ConditionalEmbedding | MomentModel, x: Points, y: Points, *, kernel: Any = None
+) -> Float[Array, ""]:
+    r"""Vector-valued regression loss on held-out pairs, $\frac1m \sum_i | \phi(y_i) - \hat\mu_{Y|x_i} |^2$ (S13 eq 9, no ridge).
+
+    **Arguments:** `model`, fitted on other pairs; `x`, `y` `[m, ...]`; `kernel` of y whose RKHS measures the error, by
+    default the model's own. With `Linear()` it is the squared error of the conditional mean.
+
+    **Returns:** a scalar. Cost O(m n (n + d)), memory O(m n). **Raises:** `ValueError` for samples that are unpaired or of
+    another kind.
+    """
+    x, y = as_points(x, "x"), as_points(y, "y")
+    check_same_size(x, "x", y, "y")
+    return jnp.mean(_errors(condition(model, x), y, kernel, "y"))
+
+
+def _errors(beliefs: Embedding, points: Points, kernel: Any, name: str) -> Float[Array, " m"]:
+    r"""$| \phi(z_i) - \mu_i |^2$ for m embeddings on one sample and m points."""
+    check_alike(points, name, beliefs.points, f"training {name}")
+    kernel = beliefs.kernel if kernel is None else as_kernel(kernel)
+    kernel.check(points, name)
+    weights = beliefs.weights
+    smoothed = gram_product(kernel, beliefs.points, beliefs.points, weights.T).T
+    cross = jnp.sum(kernel.gram(points, beliefs.points).astype(weights.dtype) * weights, axis=-1)
+    return kernel.diagonal(points).astype(weights.dtype) - 2 * cross + jnp.sum(smoothed * weights, axis=-1)
+
+
+def leave_out_loss(model: ConditionalEmbedding, *, block: int = 1, kernel: Any = None) -> Float[Array, ""]:
+    r"""Leave-one-out (or leave-block-out) regression loss of a fitted model, without refitting:
+
+    $$ \frac1n \sum_B | \Psi_B - \hat\Psi_B^{(-B)} |^2, \qquad \Psi_B - \hat\Psi_B^{(-B)} = (I - H)_{BB}^{-1} ((I - H) \Psi)_B, $$
+
+    with $H = K (K + (n - |B|) \lambda I)^{-1}$: exactly the loss of models fitted, with the same lambda, to the n - |B| pairs
+    outside each block B (for landmarks: with the same features).
+
+    **Arguments:**
+
+    - `model`: fitted to all n pairs, exact or with landmarks.
+    - `block`: size of the blocks left out (static), consecutive pairs; 1 is leave-one-out, n / k is k-fold. It must divide n.
+    - `kernel` of y that measures the error, by default the model's own (with landmarks on y: the distance of features).
+
+    **Returns:** a scalar. Cost O(n^3) exact; with landmarks on x and y O(n r^2 + n block^2).
+
+    **Raises:** `ValueError` if `block` does not divide n, for padded data with `block` > 1, or a model without a factor.
+    """
+    features, count = model.features_x, as_count(block, "block", model.x, "model.x")
+    if isinstance(features, IterativeFeatures):
+        raise ValueError(
+            "Leaving out needs a factored Gram matrix: fit the model without a `solver`, or with landmarks."
+        )
+    if features.size % count or (features.mask is not None and count > 1):
+        raise ValueError(
+            f"Blocks of {count} must divide {features.size} pairs without padding; use another `block`, or `cross_validate`."
+        )
+    # Where nothing is left to learn from, the prediction is 0 for any ridge.
+    ridge = jnp.where(features.count > count, features.count - count, 1) * model.regularizer
+    left_out = _left_out(features, ridge, count)
+    codes = model.features_y
+    if kernel is None and not isinstance(codes, (ExactFeatures, IterativeFeatures)):
+        errors = jnp.sum(left_out(codes.codes) ** 2, axis=-1)
+    else:
+        kernel = model.kernel_y if kernel is None else as_kernel(kernel)
+        residual = left_out(jnp.eye(features.size, dtype=features.dtype))
+        errors = jnp.sum(matmul(residual, kernel.gram(model.y, model.y).astype(residual.dtype)) * residual, axis=-1)
+    return jnp.sum(features.uniform * errors)
+
+
+def _left_out(features: AbstractFeatures, ridge: Float[Array, ""], count: int) -> Callable[[Array], Array]:
+    r"""The map $\Psi \mapsto ((I - H)_{BB}^{-1} ((I - H) \Psi)_B)_B$."""
+    n = features.size
+    if isinstance(features, ExactFeatures):
+        # (I - H) up to a factor that cancels; no difference of nearly equal numbers.
+        matrix = psd_factor(features.codes, ridge).solve(jnp.eye(n, dtype=features.dtype))
+        residual = functools.partial(matmul, matrix)
+        blocks = jax.vmap(lambda rows, start: jax.lax.dynamic_slice_in_dim(rows, start, count, 1))(
+            matrix.reshape(-1, count, n), jnp.arange(0, n, count)
+        )
+    else:
+        codes, factor = features.codes, features.ridge(ridge / features.count)
+        residual = functools.partial(_residual_of_features, codes, factor)
+        rows = codes.reshape(-1, count, codes.shape[1])
+        solved = factor.solve(codes.T).T.reshape(rows.shape)
+        blocks = jnp.eye(count, dtype=codes.dtype) - matmul(rows, jnp.swapaxes(solved, -1, -2))
+
+    def left_out(psi):
+        rows = residual(psi).reshape(-1, count, psi.shape[-1])
+        solved = rows / blocks if count == 1 else jnp.linalg.solve(blocks, rows)
+        return solved.reshape(psi.shape)
+
+    return left_out
+
+
+def _residual_of_features(codes: Float[Array, "n r"], factor: AbstractFactor, psi: Array) -> Array:
+    return psi - matmul(codes, factor.solve(matmul(codes.T, psi)))
+
+
+def marginal_loss(
+    model: ConditionalEmbedding | MomentModel,
+    x: Points,
+    y: Points,
+    *,
+    regularizer: ArrayLike,
+    kernel: Any,
+    form: Literal["a", "b", "importance"] = "b",
+    prior: Embedding | None = None,
+    **options: Any,
+) -> Float[Array, ""]:
+    r"""Model selection for Bayes' rule (F11 section 4.2): posteriors, averaged over the marginal of y, give back the marginal of x.
+
+    $$ \Big| \frac1m \sum_j \hat\mu_{X|y_j} - \frac1m \sum_j \phi(x_j) \Big|^2 $$
+
+    **Arguments:**
+
+    - `model` of P(Y | X), fitted on other pairs; `x`, `y` `[m, ...]`: held-out pairs. Use it with `cross_validate`.
+    - `regularizer`, `form` and `options`: of `bayes_rule`.
+    - `kernel` of x that measures the discrepancy, fixed: in the model's own, as printed in the paper, the widest wins.
+    - `prior`: by default the training marginal of x.
+
+    **Returns:** a scalar. Cost that of `bayes_rule` for m observations, and O((n + m)^2 d).
+    """
+    x, y = as_points(x, "x"), as_points(y, "y")
+    check_same_size(x, "x", y, "y")
+    if prior is None and isinstance(model, MomentModel):
+        raise ValueError("Moments do not hold the training points of x: give `marginal_loss` a `prior`.")
+    if prior is None:
+        features = model.features_x  # pyright: ignore[reportAttributeAccessIssue] (no moments here)
+        prior = Embedding(features.kernel, features.points, features.uniform)
+    posterior = bayes_rule(model, prior, y, regularizer=regularizer, form=form, **options)
+    kernel = as_kernel(kernel)
+    average = Embedding(kernel, posterior.points, jnp.mean(posterior.weights, axis=0))
+    return mmd2(average, embed(kernel, x))
+
+
+def filter_loss(
+    filt: AbstractFilter,
+    states: Points,
+    observations: Points,
+    *,
+    observed: ArrayLike | None = None,
+    counted: ArrayLike | None = None,
+    burn_in: int = 0,
+    kernel: Any = None,
+    decode: Callable[[Embedding], Points] = mean,
+    segment: int | None = None,
+) -> Float[Array, ""]:
+    r"""Error of a filter on a held-out sequence: squared distance of the decoded belief to the state, mean over time.
+
+    $$ \frac{1}{T} \sum_t | \hat s_t - s_t |^2 \quad\text{or, with a `kernel`,}\quad \frac{1}{T} \sum_t | \hat\mu_t - \phi(s_t) |^2. $$
+
+    **Arguments:**
+
+    - `filt`: fitted on other data; `states`, `observations` `[T, ...]`; `vmap` for several sequences.
+    - `observed`: mask `[T]` of observations that were made; `counted`: mask `[T]` of the steps that enter the mean (padding of
+      sequences of unequal length, unlabelled states); the first `burn_in` steps do not.
+    - `kernel` of the states, fixed: measure in its RKHS, where a belief with two modes is not punished for its mean.
+    - `decode`: from the embedding of a belief to a point, the mean by default. A `MomentFilter` gives its `expectation`.
+    - `segment`: for long sequences, see `filter`.
+
+    **Returns:** a scalar. Cost that of `filter`; with a `kernel`, O(T n^2) more. **Raises:** `ValueError` as `filter`, and for
+    states of another kind or number.
+    """
+    states, observations = as_points(states, "states"), as_points(observations, "observations")
+    check_same_size(states, "states", observations, "observations")
+    count = size(states)
+    counted = as_mask(counted, count, "counted") & (jnp.arange(count) >= burn_in)
+
+    def belief(step) -> Embedding:
+        return filt.belief(step if isinstance(filt, MomentFilter) else step.weights)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def read(step):
+        if kernel is None and isinstance(filt, MomentFilter):
+            return filt.expectation(step)
+        return step if kernel is not None else decode(belief(step))
+
+    steps = filter(filt, observations, observed=observed, read=read, segment=segment)
+    errors = _squared_errors(steps, states) if kernel is None else _errors(belief(steps), states, kernel, "states")
+    # Where nothing is counted neither value nor gradient may depend on what stands there.
+    errors = jnp.where(counted, errors, 0)
+    return jnp.sum(errors) / jnp.maximum(jnp.sum(counted), 1).astype(errors.dtype)
+
+
+def _squared_errors(estimates: Points, states: Points) -> Float[Array, " T"]:
+    """Squared differences, summed over all numbers of a point."""
+
+    def flat(points):
+        return [leaf.reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(points)]
+
+    pairs = list(zip(flat(estimates), flat(states), strict=False))
+    if len(pairs) != len(flat(states)) or any(e.shape != s.shape for e, s in pairs):
+        raise ValueError(
+            "The decoded beliefs are not points like `states`; give a `decode` (or a `function` of moments) that returns such "
+            "points, or a `kernel` to compare embeddings."
+        )
+    return sum((jnp.sum((e - s) ** 2, axis=-1) for e, s in pairs), jnp.zeros((), pairs[0][0].dtype))
+
+
+def mmd_loss(predicted: Embedding, sample: Points, *, kernel: Any) -> Float[Array, "*batch"]:
+    r"""Squared MMD between a prediction (of the sum rule, a filter, extrapolation) and a sample of what happened.
+
+    **Arguments:** `predicted`, weights `[..., n]`; `sample` `[m, ...]`; `kernel` of the points, fixed. **Returns:** `[...]`;
+    cost O((n + m)^2 d).
+    """
+    kernel = as_kernel(kernel)
+    return mmd2(Embedding(kernel, predicted.points, predicted.weights), embed(kernel, sample))
+
+
+def mmd_power(kernel: Any, x: Points, y: Points, *, floor: ArrayLike = 1e-8) -> Float[Array, ""]:
+    r"""Criterion of the asymptotic power of the MMD test (Liu et al. 2020, eq 3 to 5); maximise it over kernels on a split of the data.
+
+    $$ J = \frac{\mathrm{MMD}_u^2}{\hat\sigma}, \quad h_{ij} = k(x_i, x_j) + k(y_i, y_j) - k(x_i, y_j) - k(y_i, x_j), \quad
+       \hat\sigma^2 = \frac{4}{n^3} \sum_i \Big( \sum_j h_{ij} \Big)^2 - \frac{4}{n^4} \Big( \sum_{ij} h_{ij} \Big)^2 + \varepsilon. $$
+
+    **Arguments:** `kernel`; samples `x`, `y` of one size n >= 2; `floor`: epsilon, so that value and gradient are finite at X = Y.
+
+    **Returns:** a scalar, signed; cost O(n^2 d). **Raises:** `ValueError` for samples of different sizes or of one point.
+    """
+    kernel, x, y = as_kernel(kernel), as_points(x, "x"), as_points(y, "y")
+    check_same_size(x, "x", y, "y")
+    check_alike(y, "y", x, "x")
+    n = size(x)
+    if n < 2:
+        raise ValueError("`mmd_power` needs at least 2 points in each sample.")
+    kernel.check(x, "x")
+    cross = kernel.gram(x, y)
+    h = kernel.gram(x, x) + kernel.gram(y, y) - cross - cross.T
+    h = h * (1 - jnp.eye(n, dtype=h.dtype))
+    statistic = jnp.sum(h) / (n * (n - 1))
+    rows = jnp.sum(h, axis=1) / n
+    # The variance of the rows' means, in the form without cancellation.
+    variance = 4 * jnp.mean((rows - jnp.mean(rows)) ** 2)
+    return statistic / safe_sqrt(variance + jnp.asarray(floor, h.dtype))

@@ -1,0 +1,325 @@
+"""Hyperparameters by gradient descent on a loss: one compiled step, the best point seen, and nothing that is not finite."""
+
+import os
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+
+from .._checks import as_count, is_concrete
+from .._typing import Array, Bool, Float, Int, PRNGKeyArray
+from ._progress import progress_bar
+from ._saving import load, save
+
+#: Steps in one compiled program; between two the progress is shown, and stopping is decided.
+_CHUNK = 10
+
+
+class History(eqx.Module):
+    """What happened at each step; with many starts every array has them along its first axis.
+
+    - `loss` `[steps]`: at the parameters tried, NaN or infinite where they were rejected; `loss[0]` is that of the initial ones.
+    - `validation` `[steps]`: NaN at steps without one; None without a validation loss.
+    - `accepted` `[steps]`: False where loss or gradient was not finite: the step was halved and tried again.
+    - `parameters`: the parameters tried, a leading axis of steps on every leaf; None unless `record=True`.
+
+    A descent that has stopped repeats its last point until its chunk of steps, or the last of many starts, is over.
+    """
+
+    loss: Float[Array, "*steps"]
+    validation: Float[Array, "*steps"] | None
+    accepted: Bool[Array, "*steps"]
+    parameters: Any
+
+
+class Tuned(eqx.Module):
+    """What `tune` found; with many starts every array has them along its first axis.
+
+    - `parameters`: the best seen, by the validation loss if there is one; `value`: the loss they were chosen by; `step`: when.
+    - `history`: all steps that were taken; with early stopping fewer than asked for.
+    """
+
+    parameters: Any
+    value: Float[Array, "*starts"]
+    step: Int[Array, "*starts"]
+    history: History
+
+    @property
+    def best(self) -> Any:
+        """The parameters of the best start; without starts, `parameters`."""
+        if self.value.ndim == 0:
+            return self.parameters
+        tuned, fixed = eqx.partition(self.parameters, eqx.is_inexact_array)
+        return eqx.combine(jax.tree.map(lambda leaf: leaf[jnp.argmin(self.value)], tuned), fixed)
+
+
+class _State(eqx.Module):
+    """A descent under way, in coordinates where every parameter is free."""
+
+    trial: list[Array]  # what is tried next
+    last: list[Array]  # the last point where loss and gradient were finite
+    move: list[Array]  # the optimizer's update there; halved whenever it leads to a point that is not finite
+    optimizer: Any
+    best: list[Array]
+    value: Float[Array, ""]
+    step: Int[Array, ""]
+    stale: Int[Array, ""]  # validations since the best
+
+
+class _Problem(eqx.Module):
+    """What stays the same from step to step: functions, and how free coordinates become parameters."""
+
+    fixed: Any
+    treedef: Any = eqx.field(static=True)
+    positive: tuple[bool, ...] = eqx.field(static=True)
+    loss: Callable = eqx.field(static=True)
+    validation: Callable | None = eqx.field(static=True)
+    optimizer: optax.GradientTransformationExtraArgs = eqx.field(static=True)
+    every: int = eqx.field(static=True)
+    patience: int | None = eqx.field(static=True)
+    record: bool = eqx.field(static=True)
+
+    def decode(self, free: list[Array]) -> Any:
+        leaves = [jnp.exp(leaf) if positive else leaf for leaf, positive in zip(free, self.positive, strict=True)]
+        return eqx.combine(jax.tree.unflatten(self.treedef, leaves), self.fixed)
+
+    def start(self, free: list[Array]) -> _State:
+        with jax.numpy_dtype_promotion("standard"):  # optax mixes its step count with floats
+            optimizer = self.optimizer.init(free)
+        dtype = jnp.result_type(*free)
+        still = jax.tree.map(jnp.zeros_like, free)
+        count = jnp.zeros((), int)
+        return _State(free, free, still, optimizer, free, jnp.asarray(jnp.inf, dtype), count, count)
+
+    def step(self, state: _State, number: Int[Array, ""], key: PRNGKeyArray | None) -> tuple[_State, History]:
+        """Evaluate the trial point, and go on from it, or halve the way there."""
+        more = () if key is None else (jax.random.fold_in(key, number),)
+        value, gradient = jax.value_and_grad(lambda free: self.loss(self.decode(free), *more))(state.trial)
+        value = value.astype(state.value.dtype)
+        accepted = _all_finite((value, gradient))
+        gradient = jax.tree.map(lambda g: jnp.where(accepted, g, 0), gradient)
+        with jax.numpy_dtype_promotion("standard"):
+            move, optimizer = self.optimizer.update(
+                gradient, state.optimizer, state.trial, value=jnp.where(accepted, value, 0), grad=gradient
+            )
+        accepted = accepted & _all_finite(move)
+        score, scored = self.score(state.trial, value, number)
+        better = accepted & scored & (score < state.value)
+        half = jax.tree.map(lambda m: m / 2, state.move)
+
+        def where(condition, new, old):
+            return jax.tree.map(lambda n, o: jnp.where(condition, n, o), new, old)
+
+        last = where(accepted, state.trial, state.last)
+        move = where(accepted, move, half)
+        new = _State(
+            trial=[(p + m).astype(p.dtype) for p, m in zip(last, move, strict=True)],
+            last=last,
+            move=move,
+            optimizer=where(accepted, optimizer, state.optimizer),
+            best=where(better, state.trial, state.best),
+            value=jnp.where(better, score, state.value),
+            step=jnp.where(better, number, state.step),
+            stale=jnp.where(better, 0, state.stale + scored.astype(state.stale.dtype)),
+        )
+        parameters = eqx.filter(self.decode(state.trial), eqx.is_inexact_array) if self.record else None
+        return new, History(value, score if self.validation is not None else None, accepted, parameters)
+
+    def score(self, free: list[Array], value: Float[Array, ""], number: Int[Array, ""]):
+        """What parameters are chosen by, and whether it was computed at this step."""
+        if self.validation is None:
+            return value, jnp.asarray(True)
+        scored, validation = number % self.every == 0, self.validation
+        score = lax.cond(
+            scored,
+            lambda: validation(self.decode(free)).astype(value.dtype),
+            lambda: jnp.full_like(value, jnp.nan),
+        )
+        return score, scored
+
+    def done(self, state: _State) -> Bool[Array, ""]:
+        return jnp.asarray(False) if self.patience is None else state.stale >= self.patience
+
+
+def tune(
+    loss: Callable,
+    initial: Any,
+    optimizer: optax.GradientTransformation,
+    *,
+    steps: int,
+    positive: Callable[[Any], Any] | None = None,
+    validation: Callable | None = None,
+    validate_every: int = 1,
+    patience: int | None = None,
+    key: PRNGKeyArray | None = None,
+    starts: bool = False,
+    record: bool = False,
+    progress: bool = True,
+    checkpoint: str | os.PathLike | None = None,
+    checkpoint_every: int = 100,
+) -> Tuned:
+    r"""Minimise a differentiable loss over a pytree of parameters: bandwidths, regularizers, landmark positions, whole kernels.
+
+    Fit inside the loss: `lambda p: filter_loss(KernelBayesFilter.fit(Gaussian(p["h"]), ...), states, observations)`.
+
+    **Arguments:**
+
+    - `loss(parameters)`, a scalar; with a `key`, `loss(parameters, key)`, where the key differs from step to step:
+      for minibatches (`minibatch`) and random features.
+    - `initial`: any pytree. Its floating-point arrays and Python floats are tuned; everything else stays as it is.
+    - `optimizer`: any of optax, schedules included, for example `optax.adam(3e-2)`.
+    - `steps`: evaluations of the loss and its gradient (static); the first is at `initial`.
+    - `positive`: says which parameters are positive: of the tree, it returns the leaf, the subtree, or a tuple of these, as
+      `lambda p: (p["h"], p["epsilon"])`. Those are tuned by their logarithm, in which learning rates are relative changes;
+      `loss` sees natural units.
+    - `validation(parameters)`: what the result is chosen by, every `validate_every` steps; without it the loss itself.
+    - `patience`: stop after so many validations without a better one.
+    - `starts`: True if every tuned leaf of `initial` has a leading axis of starts, which descend side by side in one program.
+    - `record`: keep the parameters of all steps in the history.
+    - `progress`: a bar with the loss and the scalar parameters, where tqdm is installed.
+    - `checkpoint`: a file, written every `checkpoint_every` steps and at the end, from which the same call goes on; the
+      result is the one without interruption. `steps` may have been raised meanwhile.
+
+    Where loss or gradient is not finite, the step that led there is halved, again and again; such points are marked in
+    the history and never returned.
+
+    **Returns:** `Tuned`. Cost: a gradient a step, at most about four times the loss.
+
+    **Raises:** `ValueError` if nothing can be tuned, a positive parameter is not, the loss is not finite at `initial` (of
+    all starts), or the checkpoint is of another run.
+    """
+    steps = as_count(steps, "steps")
+    problem, free = _problem(loss, initial, optimizer, positive, validation, validate_every, patience, record)
+    run = _run_of(problem, starts)
+    states = eqx.filter_vmap(problem.start)(free) if starts else problem.start(free)
+    resumed = None if checkpoint is None else _resume(checkpoint, free, states, key, record)
+    done, states, parts = (0, states, []) if resumed is None else resumed
+    saved = done
+    with progress_bar(steps, progress) as bar:
+        bar.update(done)
+        while done < steps and not (parts and bool(jnp.all(problem.done(states)))):
+            states, part = run(problem, states, jnp.asarray(done), jnp.asarray(steps), key)
+            count = min(_CHUNK, steps - done)
+            parts.append(_first(part, count, starts))
+            done += count
+            if len(parts) == 1 and not bool(jnp.any(parts[0].accepted[..., 0])):
+                raise ValueError(
+                    "The loss or its gradient is not finite at the initial parameters; start elsewhere, for example with "
+                    "larger regularizers and bandwidths near the median distance."
+                )
+            bar.update(count)
+            if bar:
+                bar.show(_summary(problem, states, parts, starts))
+            if checkpoint is not None and (done >= saved + checkpoint_every or done >= steps):
+                saved = done
+                _save(checkpoint, free, done, states, parts, key)
+    history = jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=int(starts)), *parts)
+    decode = eqx.filter_vmap(problem.decode, out_axes=eqx.if_array(0)) if starts else problem.decode
+    return Tuned(decode(states.best), states.value, states.step, history)
+
+
+def minibatch(key: PRNGKeyArray, data: Any, size: int) -> Any:
+    """`size` rows (static), drawn without replacement, of a tree of arrays with a common leading axis; cost O(n)."""
+    count = as_count(size, "size", data, "data")
+    index = jax.random.choice(key, jax.tree.leaves(data)[0].shape[0], (count,), replace=False)
+    return jax.tree.map(lambda leaf: leaf[index], data)
+
+
+def _problem(loss, initial, optimizer, positive, validation, every, patience, record) -> tuple[_Problem, list[Array]]:
+    """The parts of a problem, and the initial parameters in free coordinates."""
+    initial = jax.tree.map(lambda leaf: jnp.asarray(leaf) if isinstance(leaf, (float, np.ndarray)) else leaf, initial)
+    tuned, fixed = eqx.partition(initial, eqx.is_inexact_array)
+    leaves, treedef = jax.tree.flatten(tuned)
+    # Weak types would turn strong after the first step, and compile everything twice.
+    leaves = [leaf.astype(leaf.dtype) for leaf in leaves]
+    if not leaves:
+        raise ValueError("`initial` holds no floating-point arrays, so there is nothing to tune.")
+    numbered = jax.tree.unflatten(treedef, range(len(leaves)))
+    chosen = set() if positive is None else set(jax.tree.leaves(positive(numbered)))
+    mask = tuple(number in chosen for number in range(len(leaves)))
+    for leaf, log in zip(leaves, mask, strict=True):
+        if log and is_concrete(leaf) and not bool(jnp.all(leaf > 0)):
+            raise ValueError(f"A parameter declared positive starts at {leaf}; start it above 0.")
+    problem = _Problem(
+        fixed=fixed,
+        treedef=treedef,
+        positive=mask,
+        loss=loss,
+        validation=validation,
+        optimizer=optax.with_extra_args_support(optimizer),
+        every=as_count(every, "validate_every"),
+        patience=None if patience is None else as_count(patience, "patience"),
+        record=record,
+    )
+    return problem, [jnp.log(leaf) if log else leaf for leaf, log in zip(leaves, mask, strict=True)]
+
+
+def _run_of(problem: _Problem, starts: bool) -> Callable:
+    """The compiled program of some steps, of one descent or of many."""
+
+    def run(problem: _Problem, state: _State, first, limit, key):
+        def step(state, number):
+            new, record = problem.step(state, number, key)
+            going = ~problem.done(state) & (number < limit)
+            return jax.tree.map(lambda n, o: jnp.where(going, n, o), new, state), record
+
+        return lax.scan(step, state, first + jnp.arange(_CHUNK))
+
+    # The count of steps is common to all starts, so what happens only now and then stays a branch.
+    return eqx.filter_jit(eqx.filter_vmap(run, in_axes=(None, 0, None, None, None)) if starts else run)
+
+
+def _first(history: History, count: int, starts: bool) -> History:
+    return jax.tree.map(lambda leaf: leaf[:, :count] if starts else leaf[:count], history)
+
+
+def _all_finite(tree: Any) -> Bool[Array, ""]:
+    return jnp.all(jnp.asarray([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))
+
+
+def _summary(problem: _Problem, states: _State, parts: list[History], starts: bool) -> dict[str, str]:
+    """What the progress bar says: the last loss, the best value, and the best scalar parameters (of the best start)."""
+    best, value, loss = states.best, states.value, parts[-1].loss
+    if starts:
+        index = jnp.argmin(value)
+        best, value, loss = [leaf[index] for leaf in best], value[index], loss[index]
+    rejected = sum(int(jnp.sum(~part.accepted)) for part in parts)
+    words = {"loss": f"{float(loss[-1]):.4g}", "best": f"{float(value):.4g}"}
+    words |= {"rejected": str(rejected)} if rejected else {}
+    tuned = eqx.filter(problem.decode(best), eqx.is_inexact_array)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tuned):
+        if leaf.ndim == 0:
+            words[jax.tree_util.keystr(path, simple=True, separator=".")] = f"{float(leaf):.3g}"
+    return words
+
+
+def _save(path, free: list[Array], done: int, states: _State, parts: list[History], key) -> None:
+    save(path, {"initial": free, "key": key, "done": done, "state": states, "parts": parts})
+
+
+def _resume(path, free: list[Array], states: _State, key, record: bool) -> tuple[int, _State, list[History]] | None:
+    """What a checkpoint holds, if there is one; it must be of a run that began in the same way."""
+    if not pathlib.Path(path).exists():
+        return None
+    found = load(path)
+    same = isinstance(found, dict) and set(found) == {"initial", "key", "done", "state", "parts"}
+    same = same and _kind(found["state"]) == _kind(states)
+    same = same and all(bool(jnp.all(a == b)) for a, b in zip(found["initial"], free, strict=True))
+    same = same and (found["key"] is None) == (key is None) and (key is None or bool(jnp.all(found["key"] == key)))
+    same = same and (found["parts"][0].parameters is not None) == record
+    if not same:
+        raise ValueError(
+            f"The checkpoint {os.fspath(path)!r} is of another run: other initial parameters, optimizer, key or options. Remove "
+            "it, or give this run a file of its own."
+        )
+    return found["done"], found["state"], found["parts"]
+
+
+def _kind(tree: Any) -> Any:
+    return jax.tree.structure(tree), [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)]

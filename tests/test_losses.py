@@ -1,0 +1,335 @@
+"""Losses against refits and against their formulas in NumPy; their gradients against finite differences."""
+
+import functools
+
+import jax
+import jax.flatten_util
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import kbr_jax as kbr
+
+N, M, T = 12, 5, 8
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(N, 2))
+Y = 0.7 * X + 0.4 * RNG.normal(size=(N, 2))
+HELD_X = RNG.normal(size=(M, 2))
+HELD_Y = 0.7 * HELD_X + 0.4 * RNG.normal(size=(M, 2))
+STATES = np.cumsum(0.4 * RNG.normal(size=(N + 1, 2)), axis=0)
+SEEN = STATES[:-1] + 0.2 * RNG.normal(size=(N, 2))
+TEST_STATES = np.cumsum(0.4 * RNG.normal(size=(T, 2)), axis=0)
+TEST_SEEN = TEST_STATES + 0.2 * RNG.normal(size=(T, 2))
+LANDMARKS = kbr.given_landmarks(jnp.asarray(X[:5]))
+REFERENCE = kbr.Gaussian(1.3)
+PARAMETERS = {"h_x": 0.9, "h_y": np.array([0.8, 1.1]), "lambda": 0.05, "delta": 0.02}
+
+
+def close(actual, expected, rtol=1e-10, atol=1e-12):
+    np.testing.assert_allclose(np.asarray(actual), np.asarray(expected), rtol=rtol, atol=atol)
+
+
+def gram(kernel, a, b):
+    return np.asarray(kernel.gram(jnp.asarray(a), jnp.asarray(b)))
+
+
+def model(p=PARAMETERS, x=X, y=Y, landmarks=None, mask=None):
+    kernels = kbr.Gaussian(p["h_x"]), kbr.Gaussian(p["h_y"])
+    x, y = jnp.asarray(x), jnp.asarray(y)
+    return kbr.fit_conditional(
+        *kernels, x, y, regularizer=p["lambda"], landmarks_x=landmarks, landmarks_y=landmarks, mask=mask
+    )
+
+
+def tracker(p=PARAMETERS, landmarks=None, states=STATES, seen=SEEN, **options):
+    return kbr.KernelBayesFilter.fit(
+        kbr.Gaussian(p["h_x"]),
+        kbr.Gaussian(p["h_y"]),
+        jnp.asarray(states),
+        jnp.asarray(seen),
+        regularizer=p["lambda"],
+        posterior_regularizer=p["delta"],
+        landmarks_states=landmarks,
+        landmarks_observations=landmarks,
+        **options,
+    )
+
+
+def distances(kernel, weights, points, targets):
+    """Squared RKHS distances between embeddings and points, from the definition."""
+    own = np.einsum("ti,ij,tj->t", weights, gram(kernel, points, points), weights)
+    cross = np.sum(weights * gram(kernel, targets, points), axis=1)
+    return np.diag(gram(kernel, targets, targets)) - 2 * cross + own
+
+
+@pytest.mark.parametrize("kernel", [None, REFERENCE, kbr.Linear()])
+def test_regression_loss(kernel):
+    fitted = model()
+    weights = np.asarray(kbr.condition(fitted, jnp.asarray(HELD_X)).weights)
+    expected = distances(kernel or fitted.kernel_y, weights, Y, HELD_Y).mean()
+    close(kbr.regression_loss(fitted, jnp.asarray(HELD_X), jnp.asarray(HELD_Y), kernel=kernel), expected)
+
+
+def test_the_regression_loss_takes_moments():
+    maps = kbr.moment_maps(kbr.Gaussian(0.9), kbr.Gaussian(0.8), LANDMARKS, kbr.given_landmarks(jnp.asarray(Y[:5])))
+    moments = kbr.fit_moments(kbr.collect_moments(maps, jnp.asarray(X), jnp.asarray(Y)), regularizer=0.05)
+    weights = np.asarray(kbr.condition(moments, jnp.asarray(HELD_X)).weights)
+    close(
+        kbr.regression_loss(moments, jnp.asarray(HELD_X), jnp.asarray(HELD_Y), kernel=REFERENCE),
+        distances(REFERENCE, weights, Y[:5], HELD_Y).mean(),
+    )
+
+
+def refitted(block, landmarks, kernel):
+    """The loss of leaving out, by refitting."""
+    total = 0.0
+    for start in range(0, N, block):
+        out = np.arange(start, start + block)
+        rest = np.setdiff1d(np.arange(N), out)
+        part = model(x=X[rest], y=Y[rest], landmarks=landmarks)
+        if landmarks is None or kernel is not None:
+            total += block * float(kbr.regression_loss(part, jnp.asarray(X[out]), jnp.asarray(Y[out]), kernel=kernel))
+        else:
+            weights = kbr.condition(part, jnp.asarray(X[out])).weights
+            residual = part.features_y.encode(jnp.asarray(Y[out])) - weights @ part.features_y.codes
+            total += float(jnp.sum(residual**2))
+    return total / N
+
+
+@pytest.mark.parametrize(
+    ("block", "landmarks", "kernel"),
+    [(1, None, None), (1, LANDMARKS, None), (4, None, kbr.Linear()), (4, LANDMARKS, kbr.Linear())],
+)
+def test_leaving_out_equals_refitting(block, landmarks, kernel):
+    close(
+        kbr.leave_out_loss(model(landmarks=landmarks), block=block, kernel=kernel), refitted(block, landmarks, kernel)
+    )
+
+
+def test_leaving_out_padded_data():
+    mask = np.arange(N + 3) < N
+    padded = model(x=np.concatenate([X, X[:3] + 9]), y=np.concatenate([Y, Y[:3]]), mask=mask)
+    close(kbr.leave_out_loss(padded), kbr.leave_out_loss(model()))
+
+
+def test_a_single_pair_left_out_leaves_nothing():
+    close(kbr.leave_out_loss(model(x=X[:1], y=Y[:1])), 1)
+
+
+@pytest.mark.parametrize("form", ["b", "importance"])
+def test_marginal_loss(form):
+    fitted = model()
+    prior = kbr.embed(fitted.kernel_x, jnp.asarray(X))
+    weights = kbr.bayes_rule(fitted, prior, jnp.asarray(HELD_Y), regularizer=0.02, form=form).weights
+    average = np.asarray(weights).mean(0)
+    k = functools.partial(gram, REFERENCE)
+    expected = average @ k(X, X) @ average - 2 * (average @ k(X, HELD_X)).mean() + k(HELD_X, HELD_X).mean()
+    actual = kbr.marginal_loss(
+        fitted, jnp.asarray(HELD_X), jnp.asarray(HELD_Y), regularizer=0.02, kernel=REFERENCE, form=form
+    )
+    close(actual, expected, rtol=1e-8)
+
+
+@pytest.mark.parametrize("landmarks", [None, 5])
+def test_filter_loss(landmarks):
+    counted = np.arange(T) % 3 > 0
+
+    @jax.jit
+    def program(truth, seen):
+        filt = tracker(landmarks=landmarks)
+        belief = filt.belief(kbr.filter(filt, seen).weights)
+        losses = [
+            kbr.filter_loss(filt, truth, seen, **options)
+            for options in ({}, {"counted": counted, "burn_in": 2}, {"kernel": REFERENCE})
+        ]
+        return losses, belief.points, belief.weights, kbr.mean(belief)
+
+    losses, support, weights, means = program(jnp.asarray(TEST_STATES), jnp.asarray(TEST_SEEN))
+    squares = np.sum((np.asarray(means) - TEST_STATES) ** 2, -1)
+    in_the_rkhs = distances(REFERENCE, np.asarray(weights), np.asarray(support), TEST_STATES)
+    close(losses, [squares.mean(), squares[2:][counted[2:]].mean(), in_the_rkhs.mean()])
+
+
+def test_filter_loss_of_moments():
+    @jax.jit
+    def program(truth, seen):
+        filt = kbr.MomentFilter.fit(
+            kbr.Gaussian(0.9),
+            kbr.Gaussian(0.8),
+            jnp.asarray(STATES),
+            jnp.asarray(SEEN),
+            regularizer=0.05,
+            posterior_regularizer=0.02,
+            landmarks_states=5,
+            landmarks_observations=5,
+        )
+        steps = kbr.filter(filt, seen)
+        losses = [kbr.filter_loss(filt, truth, seen, kernel=kernel) for kernel in (None, REFERENCE)]
+        belief = filt.belief(steps)
+        return losses, filt.expectation(steps), belief.points, belief.weights
+
+    losses, means, support, weights = program(jnp.asarray(TEST_STATES), jnp.asarray(TEST_SEEN))
+    squares = np.sum((np.asarray(means) - TEST_STATES) ** 2, -1)
+    in_the_rkhs = distances(REFERENCE, np.asarray(weights), np.asarray(support), TEST_STATES)
+    close(losses, [squares.mean(), in_the_rkhs.mean()])
+
+
+def test_mmd_loss_is_the_squared_mmd():
+    predicted = kbr.embed(kbr.Gaussian(0.3), jnp.asarray(X))
+    expected = kbr.mmd2(kbr.embed(REFERENCE, jnp.asarray(X)), kbr.embed(REFERENCE, jnp.asarray(HELD_X)))
+    close(kbr.mmd_loss(predicted, jnp.asarray(HELD_X), kernel=REFERENCE), expected)
+
+
+def test_mmd_power():
+    k = functools.partial(gram, REFERENCE)
+    h = k(X, X) + k(Y, Y) - k(X, Y) - k(Y, X)
+    np.fill_diagonal(h, 0)
+    variance = 4 / N**3 * (h.sum(1) ** 2).sum() - 4 / N**4 * h.sum() ** 2
+    close(
+        kbr.mmd_power(REFERENCE, jnp.asarray(X), jnp.asarray(Y)),
+        h.sum() / N / (N - 1) / np.sqrt(variance + 1e-8),
+        rtol=1e-8,
+    )
+
+
+def power(p, x=X, y=Y):
+    return kbr.mmd_power(kbr.Gaussian(p["h_x"]), jnp.asarray(x), jnp.asarray(y))
+
+
+def regression(p, landmarks=None, **data):
+    return kbr.regression_loss(
+        model(p, landmarks=landmarks, **data), jnp.asarray(HELD_X), jnp.asarray(HELD_Y), kernel=REFERENCE
+    )
+
+
+def marginal(p, form="b", **data):
+    fitted = model(p, **data)
+    return kbr.marginal_loss(
+        fitted, jnp.asarray(HELD_X), jnp.asarray(HELD_Y), regularizer=p["delta"], kernel=REFERENCE, form=form
+    )
+
+
+def tracking(p, landmarks=None, kernel=None, segment=None, **data):
+    return kbr.filter_loss(
+        tracker(p, landmarks, clip=False, truncation=0.0, **data),
+        jnp.asarray(TEST_STATES),
+        jnp.asarray(TEST_SEEN),
+        kernel=kernel,
+        segment=segment,
+    )
+
+
+LOSSES = {
+    "regression": regression,
+    "regression, landmarks": functools.partial(regression, landmarks=LANDMARKS),
+    "leave one out": lambda p, **data: kbr.leave_out_loss(model(p, **data), kernel=REFERENCE),
+    "leave four out, landmarks": lambda p: kbr.leave_out_loss(model(p, landmarks=LANDMARKS), block=4),
+    "marginal": marginal,
+    "marginal, importance": functools.partial(marginal, form="importance"),
+    "filter": tracking,
+    "filter, landmarks, segments": functools.partial(tracking, landmarks=LANDMARKS, segment=3),
+    "filter, kernel": functools.partial(tracking, kernel=REFERENCE),
+    "power": power,
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_gradients(name):
+    flat, unravel = jax.flatten_util.ravel_pytree(jax.tree.map(jnp.asarray, PARAMETERS))
+    steps = 1e-3 * jnp.asarray([-2.0, -1.0, 1.0, 2.0])
+    rule = jnp.asarray([1.0, -8.0, 8.0, -1.0]) / 12e-3
+
+    @jax.jit
+    def both(flat):
+        def loss(v):
+            return LOSSES[name](unravel(v))
+
+        moved = flat * (1 + steps[:, None, None] * jnp.eye(flat.size))
+        values = jax.lax.map(loss, moved.reshape(-1, flat.size)).reshape(4, flat.size)
+        return jax.grad(loss)(flat) * flat, rule @ values
+
+    gradient, differences = both(flat)
+    close(gradient, differences, rtol=1e-6, atol=2e-8 * float(jnp.max(jnp.abs(differences))) + 1e-12)
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("name", ["regression", "leave one out", "marginal", "filter"])
+def test_gradients_are_finite_on_one_point_and_on_copies_of_it(name, rows):
+    x, y = np.repeat(X[:1], rows, 0), np.repeat(Y[:1], rows, 0)
+    data = {"x": x, "y": y}
+    if name == "filter":
+        data = {"states": np.repeat(STATES[:1], rows + 1, 0), "seen": y}
+    gradient = jax.jit(jax.grad(lambda p: LOSSES[name](p, **data)))(jax.tree.map(jnp.asarray, PARAMETERS))
+    assert all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(gradient))
+
+
+def test_the_gradient_of_the_power_is_finite_where_the_samples_are_equal():
+    value, gradient = jax.value_and_grad(lambda p: power(p, y=X))(jax.tree.map(jnp.asarray, PARAMETERS))
+    assert float(value) == 0 and all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(gradient))
+
+
+def test_in_a_fixed_kernel_the_widest_bandwidth_does_not_win():
+    """In the kernel that is selected it would, as printed in F11 section 4.2: everything is near everything there."""
+
+    def loss(h):
+        fitted = kbr.fit_conditional(
+            kbr.Gaussian(h), kbr.Gaussian(1.0), jnp.asarray(X), jnp.asarray(Y), regularizer=1e-3
+        )
+        held_out = jnp.asarray(HELD_X), jnp.asarray(HELD_Y)
+        return kbr.marginal_loss(fitted, *held_out, regularizer=1e-2, kernel=REFERENCE)
+
+    assert np.argmin(jax.jit(lambda h: jax.lax.map(loss, h))(jnp.asarray([0.3, 0.6, 1.2, 30.0, 100.0]))) < 3
+
+
+@pytest.mark.parametrize("key", [None, jax.random.key(0)])
+def test_cross_validation_is_a_mean_over_folds(key):
+    data = (jnp.asarray(X), jnp.asarray(Y))
+
+    def score(training, held_out):
+        fitted = kbr.fit_conditional(kbr.Gaussian(0.9), kbr.Gaussian(0.8), *training, regularizer=0.05)
+        return kbr.regression_loss(fitted, *held_out), held_out[0]
+
+    order = np.arange(N) if key is None else np.asarray(jax.random.permutation(key, N))
+    loss, mean_held_out = kbr.cross_validate(score, data, 5, key=key)
+    close(mean_held_out, X[order[:10]].reshape(5, 2, 2).mean(0))  # two rows are never held out
+    values = []
+    for part in order[:10].reshape(5, 2):
+        rest = np.asarray([i for i in order if i not in part])
+        values.append(
+            score((jnp.asarray(X[rest]), jnp.asarray(Y[rest])), (jnp.asarray(X[part]), jnp.asarray(Y[part])))[0]
+        )
+    close(loss, np.mean(values))
+
+
+def test_grid_search_finds_the_least_finite_loss():
+    grid = {"a": jnp.asarray([-1.0, 0.5, 2.0]), "b": (jnp.asarray([0.0, 1.0]),)}
+
+    def loss(p):
+        return jnp.where(p["a"] < 0, jnp.nan, (p["a"] - 1) ** 2 + (p["b"][0] - 1) ** 2)
+
+    found = kbr.grid_search(loss, grid, batch=4)
+    assert found.values.shape == (3, 2) and float(found.value) == 0.25
+    close(found.parameters["a"], 0.5)
+    close(found.parameters["b"][0], 1.0)
+
+
+def test_segments_change_memory_only():
+    filt, seen = tracker(), jnp.asarray(TEST_SEEN)
+    whole = kbr.advance(filt, filt.init(), seen)
+    for segment in (3, 4, 100):
+        parts = kbr.advance(filt, filt.init(), seen, segment=segment)
+        for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(parts), strict=True):
+            close(a, b)
+    read = kbr.filter(filt, seen, read=lambda step: step.evidence, segment=3)
+    close(read, whole[1].evidence)
+
+
+def test_delay_windows():
+    sequence = np.arange(8.0).reshape(4, 2)
+    windows = kbr.delay_windows(jnp.asarray(sequence), 3)
+    rows = [[0, 0, 0], [1, 0, 0], [2, 1, 0], [3, 2, 1]]
+    close(windows, sequence[np.asarray(rows)].reshape(4, 6))
+    holed = sequence.copy()
+    holed[[0, 2]] = np.nan
+    missing = kbr.delay_windows(jnp.asarray(holed), 3, observed=np.array([False, True, False, True]))
+    close(missing, sequence[np.asarray([[1, 1, 1], [1, 1, 1], [1, 1, 1], [3, 1, 1]])].reshape(4, 6))
