@@ -204,3 +204,17 @@ def test_a_filter_learns_from_its_validation_loss():
     result = kbr.tune(loss, initial, optax.adam(0.2), steps=30, positive=lambda p: p, **QUIET)
     assert float(result.value) < 0.25 * float(result.history.loss[0])
     assert all(float(leaf) > 0 for leaf in jax.tree.leaves(eqx.filter(result.parameters, eqx.is_inexact_array)))
+
+
+def test_data_sets_share_one_program():
+    traces, optimizer = [], optax.adam(0.1)
+
+    def loss(data, p):
+        traces.append(1)
+        return jnp.sum((p - data) ** 2)
+
+    for value in (1.0, 2.0):
+        bound = jax.tree_util.Partial(loss, jnp.full(2, value))
+        result = kbr.tune(bound, jnp.zeros(2), optimizer, steps=100, **QUIET)
+        np.testing.assert_allclose(result.parameters, value, atol=0.2)
+    assert len(traces) <= 2

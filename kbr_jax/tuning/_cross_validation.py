@@ -64,7 +64,8 @@ def grid_search(loss: Callable[[Any], Any], grid: Any, *, batch: int = 1) -> Gri
 
     **Arguments:**
 
-    - `loss(parameters)`, a scalar; `grid`: the tree of `parameters` with a vector of candidates at each leaf.
+    - `loss(parameters)`, a scalar, bound to its data as for `tune`; `grid`: the tree of `parameters` with a vector of
+      candidates at each leaf.
     - `batch`: combinations evaluated side by side (static): as many as memory allows on an accelerator, 1 on a CPU.
 
     **Returns:** a `Grid`. Losses that are not finite never win. Cost: the product of the numbers of candidates, times the loss.
@@ -78,16 +79,15 @@ def grid_search(loss: Callable[[Any], Any], grid: Any, *, batch: int = 1) -> Gri
     index = jnp.unravel_index(jnp.arange(int(np.prod(shape))), shape)
     combinations = [leaf[i] for leaf, i in zip(leaves, index, strict=True)]
 
-    @jax.jit
-    def evaluate(combinations):
-        return lax.map(
-            lambda c: loss(jax.tree.unflatten(treedef, c)), combinations, batch_size=as_count(batch, "batch")
-        )
-
-    values = evaluate(combinations)
+    values = _evaluate(loss, jax.tree.unflatten(treedef, combinations), as_count(batch, "batch"))
     finite = jnp.where(jnp.isfinite(values), values, jnp.inf)
     best = jnp.argmin(finite)
     if not bool(jnp.isfinite(finite[best])):
         raise ValueError("The loss is not finite anywhere on the grid.")
     parameters = jax.tree.unflatten(treedef, [leaf[best] for leaf in combinations])
     return Grid(values.reshape(shape), parameters, values[best])
+
+
+@eqx.filter_jit
+def _evaluate(loss: Callable[[Any], Any], parameters: Any, batch: int) -> Float[Array, " c"]:
+    return lax.map(loss, parameters, batch_size=batch)

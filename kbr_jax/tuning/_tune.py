@@ -78,8 +78,8 @@ class _Problem(eqx.Module):
     fixed: Any
     treedef: Any = eqx.field(static=True)
     positive: tuple[bool, ...] = eqx.field(static=True)
-    loss: Callable = eqx.field(static=True)
-    validation: Callable | None = eqx.field(static=True)
+    loss: Callable  # may hold arrays, and is no part of the program then
+    validation: Callable | None
     optimizer: optax.GradientTransformationExtraArgs = eqx.field(static=True)
     every: int = eqx.field(static=True)
     patience: int | None = eqx.field(static=True)
@@ -171,7 +171,8 @@ def tune(
     **Arguments:**
 
     - `loss(parameters)`, a scalar; with a `key`, `loss(parameters, key)`, where the key differs from step to step:
-      for minibatches (`minibatch`) and random features.
+      for minibatches (`minibatch`) and random features. Calls with one function and one optimizer share a compiled
+      program: give what differs between them, the data, as `jax.tree_util.Partial(loss, data=data)`.
     - `initial`: any pytree. Its floating-point arrays and Python floats are tuned; everything else stays as it is.
     - `optimizer`: any of optax, schedules included, for example `optax.adam(3e-2)`.
     - `steps`: evaluations of the loss and its gradient (static); the first is at `initial`.
@@ -196,7 +197,6 @@ def tune(
     """
     steps = as_count(steps, "steps")
     problem, free = _problem(loss, initial, optimizer, positive, validation, validate_every, patience, record)
-    run = _run_of(problem, starts)
     states = eqx.filter_vmap(problem.start)(free) if starts else problem.start(free)
     resumed = None if checkpoint is None else _resume(checkpoint, free, states, key, record)
     done, states, parts = (0, states, []) if resumed is None else resumed
@@ -204,7 +204,7 @@ def tune(
     with progress_bar(steps, progress) as bar:
         bar.update(done)
         while done < steps and not (parts and bool(jnp.all(problem.done(states)))):
-            states, part = run(problem, states, jnp.asarray(done), jnp.asarray(steps), key)
+            states, part = _run(problem, states, jnp.asarray(done), jnp.asarray(steps), key, starts)
             count = min(_CHUNK, steps - done)
             parts.append(_first(part, count, starts))
             done += count
@@ -260,10 +260,11 @@ def _problem(loss, initial, optimizer, positive, validation, every, patience, re
     return problem, [jnp.log(leaf) if log else leaf for leaf, log in zip(leaves, mask, strict=True)]
 
 
-def _run_of(problem: _Problem, starts: bool) -> Callable:
-    """The compiled program of some steps, of one descent or of many."""
+@eqx.filter_jit
+def _run(problem: _Problem, states: _State, first: Int[Array, ""], limit: Int[Array, ""], key, starts: bool):
+    """Some steps of one descent, or of many side by side."""
 
-    def run(problem: _Problem, state: _State, first, limit, key):
+    def run(problem, state):
         def step(state, number):
             new, record = problem.step(state, number, key)
             going = ~problem.done(state) & (number < limit)
@@ -272,7 +273,7 @@ def _run_of(problem: _Problem, starts: bool) -> Callable:
         return lax.scan(step, state, first + jnp.arange(_CHUNK))
 
     # The count of steps is common to all starts, so what happens only now and then stays a branch.
-    return eqx.filter_jit(eqx.filter_vmap(run, in_axes=(None, 0, None, None, None)) if starts else run)
+    return (eqx.filter_vmap(run, in_axes=(None, 0)) if starts else run)(problem, states)
 
 
 def _first(history: History, count: int, starts: bool) -> History:

@@ -1,0 +1,180 @@
+r"""Learning a filter's parameters by gradient, against a grid of 400 points, on the rotation dynamics.
+
+    python -m benchmarks.rotation_tuning [repetitions of the gradient [of the grid [T ...]]]
+
+The importance-weighted, two-inverse filter of `rotation_dynamics` (one system as described there) learns bandwidths and
+regularizers from its training sequence alone: cut into four stretches, each filtered by a filter of the rest. The gradient (Adam)
+takes one stretch a step, drawn by key; the grid evaluates all four at each of its points. Times are of runs, with compilation
+beside them: it happens once for all data sets of one size. Errors are on a test sequence, as ratios to the optimal filter.
+"""
+
+import itertools
+import sys
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from tqdm import tqdm
+
+import kbr_jax as kbr
+
+from . import reporting
+from .rotation_dynamics import BURN_IN, OBSERVATION_RANK, STATE_RANK, TEST, squared_errors, summarise
+from .rotation_references import SYSTEMS, extended_kalman, particle_filter, simulate
+
+COMMAND = "python -m benchmarks.rotation_tuning"
+SIZES, REPETITIONS, GRIDS, FOLDS, STEPS, TRUNCATION = (200, 400, 800), 20, 3, 4, 45, 0.03
+OPTIMIZER = optax.adam(optax.cosine_decay_schedule(0.3, STEPS))
+#: Where the descent starts: bandwidths in medians, regularizers as anybody would guess.
+START = {"h": 0.5, "c": 1.0, "epsilon": 1e-3, "transition": 1e-3, "delta": 1e-2}
+#: 5 x 5 x 4 x 1 x 4 points; one epsilon less than the gradient has, or there were 1600.
+GRID = {
+    "h": (0.15, 0.3, 0.6, 1.2, 2.4),
+    "c": (0.4, 0.8, 1.5, 3.0, 6.0),
+    "epsilon": (1e-5, 1e-4, 1e-3, 1e-2),
+    "transition": None,
+    "delta": (1e-4, 1e-3, 1e-2, 1e-1),
+}
+
+
+def fit(p, states, observations, successors=None):
+    h, c = kbr.median_heuristic(states), kbr.median_heuristic(observations)
+    return kbr.KernelBayesFilter.fit(
+        kbr.Gaussian(p["h"] * h),
+        kbr.Gaussian(p["c"] * c),
+        states,
+        observations,
+        successors=successors,
+        regularizer=p["epsilon"],
+        transition_regularizer=p["transition"],
+        posterior_regularizer=p["delta"],
+        landmarks_states=STATE_RANK,
+        landmarks_observations=OBSERVATION_RANK,
+        form="importance",
+        transition="two-inverse",
+        truncation=TRUNCATION,
+    )
+
+
+def stretches(size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Indices of the training transitions and of the held-out steps, for each fold; all folds have as many."""
+    held = size // FOLDS
+    parts = [np.arange(start, start + held) for start in range(0, FOLDS * held, held)]
+    rest = []
+    for part in parts:
+        inside = np.isin(np.arange(size), part)
+        transitions = np.flatnonzero(~inside[:-1] & ~inside[1:])
+        rest.append(transitions[-(size - held - 2) :])
+    return np.stack(rest), np.stack(parts)
+
+
+def of_fold(data, p, fold):
+    """Loss on one stretch."""
+    states, observations, rest, parts = data
+    index, part = rest[fold], parts[fold]
+    filt = fit(p, states[index], observations[index], states[index + 1])
+    return kbr.filter_loss(filt, states[part], observations[part], burn_in=BURN_IN // 2)
+
+
+def on_all(data, p):
+    return jnp.mean(jax.lax.map(lambda fold: of_fold(data, p, fold), jnp.arange(FOLDS)))
+
+
+def on_one(data, p, key):
+    return of_fold(data, p, jax.random.randint(key, (), 0, FOLDS))
+
+
+def on_grid(data, p):
+    return on_all(data, p | {"transition": p["epsilon"]})
+
+
+def by_gradient(data, key) -> dict[str, Any]:
+    tuned = kbr.tune(
+        jax.tree_util.Partial(on_one, data),
+        START,
+        OPTIMIZER,
+        steps=STEPS,
+        positive=lambda p: p,
+        validation=jax.tree_util.Partial(on_all, data),
+        validate_every=11,
+        key=key,
+        progress=False,
+    )
+    return tuned.parameters
+
+
+def by_grid(data) -> dict[str, Any]:
+    grid = {name: jnp.asarray(values) for name, values in GRID.items() if values is not None}
+    p = kbr.grid_search(jax.tree_util.Partial(on_grid, data), grid).parameters
+    return p | {"transition": p["epsilon"]}
+
+
+@jax.jit
+def decode(p, states, observations, tests):
+    filt = fit(p, states, observations)
+    return kbr.mean(filt.belief(kbr.filter(filt, tests).weights))
+
+
+def repetition(system: str, size: int, seed: int, grid: bool) -> tuple[dict[str, float], dict[str, float]]:
+    """Mean squared errors of each method, and seconds of the two searches."""
+    rng = np.random.default_rng([seed, size, system == "b"])
+    states, observations = map(jnp.asarray, simulate(system, size, rng))
+    truth, tests = simulate(system, TEST, rng)
+    data = (states, observations, *map(jnp.asarray, stretches(size)))
+    estimates = {
+        "optimal (particle filter, true model)": particle_filter(system, tests, rng),
+        "kernel ridge on windows": extended_kalman(system, tests),  # `summarise` wants a reference; not shown
+    }
+    chosen, seconds = {"start of the descent": START}, {}
+    searches = {"gradient": lambda: by_gradient(data, jax.random.key(seed))} | (
+        {"grid": lambda: by_grid(data)} if grid else {}
+    )
+    for name, search in searches.items():
+        start = time.perf_counter()
+        chosen[name] = jax.block_until_ready(search())
+        seconds[name] = time.perf_counter() - start
+    for name, p in chosen.items():
+        p = jax.tree.map(jnp.asarray, p)
+        estimates[name] = decode(p, states, observations, tests)
+    return {name: float(squared_errors(value, truth, BURN_IN)) for name, value in estimates.items()}, seconds
+
+
+def cell(system: str, size: int, repetitions: int, grids: int, bar: tqdm) -> dict[str, Any]:
+    """One table cell: ratios of all methods, and the two methods side by side where both ran."""
+    rows, seconds = [], []
+    for seed in range(repetitions):
+        row, time_of = repetition(system, size, seed, seed < grids)
+        rows.append(row)
+        seconds.append(time_of)
+        bar.update()
+    common = [name for name in rows[-1] if name != "grid"]
+    both = summarise(rows[:grids])
+    names = ("gradient", "grid")
+    return {
+        "repetitions": repetitions,
+        "methods": summarise([{name: row[name] for name in common} for row in rows]),
+        "where both ran": {"repetitions": grids, **{name: both[name] for name in names}},
+        # The first run compiles.
+        "seconds": {name: float(np.median([s[name] for s in seconds[1:] if name in s])) for name in names},
+        "seconds of the first run": {name: seconds[0][name] for name in names},
+    }
+
+
+def main() -> None:
+    jax.config.update("jax_enable_x64", True)
+    numbers = [int(argument) for argument in sys.argv[1:]]
+    repetitions, grids = (numbers + [REPETITIONS, GRIDS][len(numbers) :])[:2]
+    sizes, results = numbers[2:] or SIZES, {}
+    with tqdm(total=len(SYSTEMS) * len(sizes) * repetitions, unit="run") as bar:
+        for size, system in itertools.product(sizes, SYSTEMS):
+            results[f"({system}) T = {size}"] = found = cell(system, size, repetitions, grids, bar)
+            ratios = {name: round(m["ratio"], 3) for name, m in found["methods"].items()}
+            print(f"({system}) T = {size}", ratios, found["where both ran"], found["seconds"], flush=True)
+            reporting.save("rotation_tuning", COMMAND, results)
+
+
+if __name__ == "__main__":
+    main()
