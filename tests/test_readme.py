@@ -6,6 +6,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 BLOCKS = re.findall(r"```python\n(.*?)```", (pathlib.Path(__file__).parent.parent / "README.md").read_text(), re.DOTALL)
 
@@ -35,3 +36,25 @@ def test_filter_example():
     exec(BLOCKS[1], names)
     assert names["estimates"].shape == (5, 2) and names["batch"].shape == (3, 5, 150)
     assert bool(jnp.all(jnp.isfinite(names["batch"])))
+
+
+def test_learning_example(tmp_path, monkeypatch):
+    import kbr_jax as kbr
+
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    angle = np.cumsum(0.3 + 0.2 * rng.normal(size=121))
+    states = jnp.asarray(np.stack([np.cos(angle), np.sin(angle)], 1))
+    seen = states + 0.3 * jnp.asarray(rng.normal(size=states.shape))
+    names = {
+        "kbr": kbr,
+        "optax": optax,
+        "states": states[:81],
+        "observations": seen[:80],
+        "validation_states": states[81:],
+        "validation_observations": seen[81:],
+    }
+    exec(BLOCKS[2], names)
+    tuned = names["tuned"]
+    assert float(tuned.value) < 0.7 * float(tuned.history.loss[0])
+    assert kbr.load("parameters.kbr") == jax.tree.map(float, tuned.parameters)
