@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import kbr_jax as kbr
@@ -415,3 +416,42 @@ def test_the_gradient_of_a_run_of_the_filter():
 
     values = (jnp.asarray(v, jnp.float32) for v in (0.5, 1e-2, 1e-2))
     single(jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))(*values))
+
+
+def test_losses_and_their_gradients():
+    states, observations = (jnp.asarray(a, jnp.float32) for a in rotation(40, 1))
+    truth, seen = (jnp.asarray(a, jnp.float32) for a in rotation(20, 2))
+    mask = jnp.arange(20) > 5
+
+    def losses(p):
+        kernel = kbr.Gaussian(p["h"])
+        options = {"regularizer": p["epsilon"]}
+        model = kbr.fit_conditional(kernel, kernel, X, Y, **options)
+        low = kbr.fit_conditional(kernel, kernel, X, Y, landmarks_x=10, landmarks_y=10, **options)
+        filt = kbr.KernelBayesFilter.fit(
+            kernel, kernel, states, observations, posterior_regularizer=p["delta"], **options
+        )
+        return {
+            "regression": kbr.regression_loss(model, U, U, kernel=KERNEL),
+            "leave one out": kbr.leave_out_loss(model, kernel=KERNEL),
+            "leave one out, landmarks": kbr.leave_out_loss(low),
+            "marginal": kbr.marginal_loss(model, U, U, regularizer=p["delta"], kernel=KERNEL),
+            "filter": kbr.filter_loss(filt, truth, seen, counted=mask, segment=7),
+            "filter, kernel": kbr.filter_loss(filt, truth, seen, kernel=KERNEL),
+            "power": kbr.mmd_power(kernel, X, Y),
+            "mmd": kbr.mmd_loss(kbr.sum_rule(model, PRIOR), Y, kernel=KERNEL),
+        }
+
+    p = jax.tree.map(jnp.float32, {"h": 0.6, "epsilon": 1e-2, "delta": 1e-2})
+    values, gradients = jax.jit(lambda p: (losses(p), jax.jacrev(losses)(p)))(p)
+    single((values, gradients))
+    assert float(values["filter"]) < 0.2 and 0 < float(values["leave one out"]) < 1
+
+
+def test_learning():
+    def loss(p):
+        return kbr.leave_out_loss(kbr.fit_conditional(kbr.Gaussian(p["h"]), KERNEL, X, Y, regularizer=p["epsilon"]))
+
+    start = {"h": jnp.full(2, 3.0), "epsilon": 0.1}
+    tuned = single(kbr.tune(loss, start, optax.adam(0.1), steps=20, positive=lambda p: p, progress=False))
+    assert tuned.value < tuned.history.loss[0]
