@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: demo test check format benchmarks clean
+.PHONY: demo test check format notebooks benchmarks clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/python -m benchmarks.camera_demo
@@ -20,6 +20,15 @@ check: $(VENV)/dev.stamp
 format: $(VENV)/dev.stamp
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# Run, with their pictures, in notebooks/executed/.
+notebooks: $(VENV)/demo.stamp
+	$(BIN)/python -m pip install --quiet --editable '.[notebooks]'
+	mkdir -p notebooks/executed
+	set -e; for file in notebooks/*.py; do \
+		$(BIN)/python -m jupytext --to ipynb --execute $$file \
+			--output notebooks/executed/$$(basename $$file .py).ipynb; \
+	done
 
 benchmarks: $(VENV)/dev.stamp
 	$(BIN)/python -m pip install --quiet --editable '.[benchmarks]'
