@@ -203,6 +203,7 @@ def tune(
     saved = done
     with progress_bar(steps, progress) as bar:
         bar.update(done)
+        bar.show({"first": "compiling"})
         while done < steps and not (parts and bool(jnp.all(problem.done(states)))):
             states, part = _run(problem, states, jnp.asarray(done), jnp.asarray(steps), key, starts)
             count = min(_CHUNK, steps - done)
