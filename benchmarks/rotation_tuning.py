@@ -2,6 +2,8 @@ r"""Learning a filter's parameters by gradient, against a grid of 400 points, on
 
     python -m benchmarks.rotation_tuning [repetitions of the gradient [of the grid [T ...]]]
 
+Cells that are not run keep their last results.
+
 The importance-weighted, two-inverse filter of `rotation_dynamics` (one system as described there) learns bandwidths and
 regularizers from its training sequence alone: cut into four stretches, each filtered by a filter of the rest. The gradient (Adam)
 takes one stretch a step, drawn by key; the grid evaluates all four at each of its points. "Readout" learns two more numbers with
@@ -11,6 +13,7 @@ data sets of one size. Errors are on a test sequence, as ratios to the optimal f
 """
 
 import itertools
+import json
 import sys
 import time
 from typing import Any
@@ -158,7 +161,7 @@ def repetition(system: str, size: int, seed: int, grid: bool) -> tuple[dict[str,
 
 
 def cell(system: str, size: int, repetitions: int, grids: int, bar: tqdm) -> dict[str, Any]:
-    """One table cell: ratios of all methods, and the two methods side by side where both ran."""
+    """One table cell: ratios of all methods, and apart those of the repetitions in which the grid ran too."""
     rows, seconds = [], []
     for seed in range(repetitions):
         row, time_of = repetition(system, size, seed, seed < grids)
@@ -166,28 +169,40 @@ def cell(system: str, size: int, repetitions: int, grids: int, bar: tqdm) -> dic
         seconds.append(time_of)
         bar.update()
     common = [name for name in rows[-1] if name != "grid"]
-    both = summarise(rows[:grids])
-    names = ("gradient", "gradient, readout", "grid")
-    return {
+    found = {
         "repetitions": repetitions,
         "methods": summarise([{name: row[name] for name in common} for row in rows]),
-        "where both ran": {"repetitions": grids, **{name: both[name] for name in names}},
         # The first run compiles.
-        "seconds": {name: float(np.median([s[name] for s in seconds[1:] if name in s])) for name in names},
-        "seconds of the first run": {name: seconds[0][name] for name in names},
+        "seconds": medians(seconds[1:]),
+        "seconds of the first run": seconds[0],
     }
+    if grids:
+        found["where all ran"] = {
+            "repetitions": grids,
+            "methods": summarise(rows[:grids]),
+            "seconds": medians(seconds[:grids]),
+        }
+    return found
+
+
+def medians(seconds: list[dict[str, float]]) -> dict[str, float]:
+    """Median of each entry over the runs that have it."""
+    return {name: float(np.median([row[name] for row in seconds if name in row])) for row in seconds for name in row}
 
 
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
     numbers = [int(argument) for argument in sys.argv[1:]]
     repetitions, grids = (numbers + [REPETITIONS, GRIDS][len(numbers) :])[:2]
-    sizes, results = numbers[2:] or SIZES, {}
+    sizes = numbers[2:] or SIZES
+    path = reporting.RESULTS / "rotation_tuning.json"
+    results = json.loads(path.read_text())["results"] if path.exists() else {}
     with tqdm(total=len(SYSTEMS) * len(sizes) * repetitions, unit="run") as bar:
         for size, system in itertools.product(sizes, SYSTEMS):
             results[f"({system}) T = {size}"] = found = cell(system, size, repetitions, grids, bar)
-            ratios = {name: round(m["ratio"], 3) for name, m in found["methods"].items()}
-            print(f"({system}) T = {size}", ratios, found["where both ran"], found["seconds"], flush=True)
+            for part in (found, found.get("where all ran", {})):
+                ratios = {name: round(m["ratio"], 3) for name, m in part.get("methods", {}).items()}
+                print(f"({system}) T = {size}", ratios, part.get("seconds"), flush=True)
             reporting.save("rotation_tuning", COMMAND, results)
 
 

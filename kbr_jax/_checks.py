@@ -172,6 +172,7 @@ def without_padding(points: Points, mask: Bool[Array, " n"] | None) -> Points:
     return points if mask is None else fill(points, mask, take(points, jnp.argmax(mask)))
 
 
+@jax.jit
 def _finite(points: Points) -> Bool[Array, ""]:
     leaves = [leaf for leaf in jax.tree.leaves(points) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
     return jnp.all(jnp.asarray([jnp.all(jnp.isfinite(leaf)) for leaf in leaves]))

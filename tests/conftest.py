@@ -18,3 +18,9 @@ collect_ignore = [name for name in checked if name not in unchecked] if FLOAT32 
 
 if not FLOAT32:
     jaxtyping.install_import_hook("kbr_jax", "beartype.beartype")
+    # Compiling is most of what the tests cost, and each program runs a few times on a few points: leave LLVM's optimisation
+    # to the float32 leg. `XLA_FLAGS= pytest` has it here too. XLA stops at a flag that it does not know.
+    flags = ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true"]
+    if jax.__version_info__ < (0, 11):
+        flags.append("--xla_cpu_use_fusion_emitters=false")
+    os.environ.setdefault("XLA_FLAGS", " ".join(flags))

@@ -208,13 +208,13 @@ def test_batches_and_gradients():
         return jnp.sum(jax.vmap(lambda o: filt.expectation(kbr.filter(filt, o)))(batch)[:, 3:] ** 2)
 
     filt = moment_filter(kbr.soft_cells(KX, LX))
-    together = jax.vmap(lambda o: filt.expectation(kbr.filter(filt, o)))(batch)
-    close(together, jnp.stack([filt.expectation(kbr.filter(filt, o)) for o in batch]))
-    at = (jnp.asarray(0.6), jnp.asarray(0.05))
-    value = jax.jit(loss)
-    gradients = jax.jit(jax.grad(loss, (0, 1)))(*at)
+    alone = jax.jit(lambda o: filt.expectation(kbr.filter(filt, o)))
+    close(jax.jit(jax.vmap(alone))(batch), np.stack([alone(o) for o in batch]))
+    at = (np.asarray(0.6), np.asarray(0.05))
+    value = jax.jit(jax.value_and_grad(loss, (0, 1)))
+    _, gradients = value(*at)
     for i, step in enumerate(1e-5 * np.eye(2)):
-        up, down = (value(*(a + sign * s for a, s in zip(at, step, strict=True))) for sign in (1, -1))
+        up, down = (value(*(a + sign * s for a, s in zip(at, step, strict=True)))[0] for sign in (1, -1))
         np.testing.assert_allclose(gradients[i], (up - down) / 2e-5, rtol=1e-4)
 
 
@@ -274,7 +274,7 @@ DEVICES = """
 
 def launch(process, processes, port, devices):
     environment = os.environ | {
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}",
         "JAX_PLATFORMS": "cpu",
     }
     command = [sys.executable, "-c", textwrap.dedent(DEVICES), str(process), str(processes), str(port)]

@@ -56,5 +56,5 @@ def test_learning_example(tmp_path, monkeypatch):
     }
     exec(BLOCKS[2], names)
     tuned = names["tuned"]
-    assert float(tuned.value) < 0.7 * float(tuned.history.loss[0])
+    assert float(tuned.value) < 0.9 * float(tuned.history.loss[0])
     assert kbr.load("parameters.kbr") == jax.tree.map(float, tuned.parameters)
