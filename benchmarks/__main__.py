@@ -13,10 +13,14 @@ MODULES = [
     "rank",
     "precision",
     "rotation_dynamics",
+    "gradient_cost",
+    "rotation_tuning",
     "camera_selection",
     "camera_accuracy",
     "camera_recovery",
+    "camera_tuning",
     "camera_demo",
+    "indoor",
 ]
 
 
