@@ -21,7 +21,7 @@ from . import camera, camera_selection, reporting
 from .camera_methods import RANK, kernel_bayes, run_filter
 
 COMMAND = "python -m benchmarks.camera_tuning"
-SETS, VARIANCE, HELD, STEPS, SEEDS = ("camera_lookalike", "camera_rotation"), 1e-3, 100, 48, (0, 1, 2)
+SETS, VARIANCE, HELD, STEPS, SEEDS = ("camera_lookalike", "camera_rotation"), 1e-3, 100, 24, (0, 1, 2)
 CLIPPED, PRIOR_WIDTH = "kernel Bayes filter (b), clipped, truncated", 0.3
 OPTIMIZER = optax.adam(optax.cosine_decay_schedule(0.1, STEPS))
 

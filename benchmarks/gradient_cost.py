@@ -85,7 +85,7 @@ def measure(loss: Callable, options: tuple) -> dict[str, float]:
 
     for name, function in {"loss": value, "gradient": jax.value_and_grad(value)}.items():
         compiled = jax.jit(function).lower(p).compile()
-        row[f"{name}, ms"] = reporting.milliseconds(lambda c=compiled: c(p), 5)
+        row[f"{name}, ms"] = reporting.milliseconds(lambda c=compiled: c(p), 3)
         memory = compiled.memory_analysis()
         row[f"{name}, MB"] = float("nan") if memory is None else memory.temp_size_in_bytes / 1e6
     row["gradient over loss"] = row["gradient, ms"] / row["loss, ms"]
