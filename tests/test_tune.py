@@ -218,3 +218,21 @@ def test_data_sets_share_one_program():
         result = kbr.tune(bound, jnp.zeros(2), optimizer, steps=100, **QUIET)
         np.testing.assert_allclose(result.parameters, value, atol=0.2)
     assert len(traces) <= 2
+
+
+def test_positions_of_landmarks_are_learned():
+    """Two landmarks that start close together move towards the two bumps of the function."""
+    x = jnp.linspace(-2, 2, 20)[:, None]
+    y = jnp.exp(-2 * (x - 1.2) ** 2) - jnp.exp(-2 * (x + 1.2) ** 2)
+
+    def loss(p):
+        model = kbr.fit_conditional(
+            kbr.Gaussian(p["h"]), kbr.Linear(), x, y, regularizer=1e-3, landmarks_x=p["landmarks"]
+        )
+        return kbr.leave_out_loss(model, kernel=kbr.Linear())
+
+    initial = {"h": 0.7, "landmarks": kbr.given_landmarks(jnp.asarray([[-0.2], [0.3]]))}
+    result = kbr.tune(loss, initial, optax.adam(0.05), steps=60, positive=lambda p: p["h"], **QUIET)
+    assert float(result.value) < 0.3 * float(result.history.loss[0])
+    points = result.parameters["landmarks"].points
+    assert float(jnp.ptp(points)) > 1 and result.parameters["landmarks"].active.dtype == bool
