@@ -2,7 +2,7 @@ r"""Where is the walker? A canteen, a telephone, and Wi-Fi ranges and signal str
 
     python -m benchmarks.indoor
 
-Data: `indoor_canteen.npz` of the folder `KBR_DATA` (default: `../shared/data` from the repository's root), walks of two
+Data: `indoor_canteen.npz` of the folder `KBR_DATA` (default: `benchmarks/data`, where it is not included), walks of two
 users from the public set haiyaoyu/RTT-Indoor-localization-data-set; not part of the project. Trained on laps 1 to 5, tested
 on laps 6, 7 and 9.
 

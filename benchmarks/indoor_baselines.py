@@ -31,7 +31,7 @@ class Scale(NamedTuple):
 
 def data_path() -> pathlib.Path:
     """Where the file should be; it is not part of the project."""
-    default = pathlib.Path(__file__).parents[1] / ".." / "shared" / "data"
+    default = pathlib.Path(__file__).parent / "data"
     return pathlib.Path(os.environ.get("KBR_DATA", default)) / "indoor_canteen.npz"
 
 
