@@ -333,3 +333,14 @@ def test_delay_windows():
     holed[[0, 2]] = np.nan
     missing = kbr.delay_windows(jnp.asarray(holed), 3, observed=np.array([False, True, False, True]))
     close(missing, sequence[np.asarray([[1, 1, 1], [1, 1, 1], [1, 1, 1], [3, 1, 1]])].reshape(4, 6))
+
+
+def test_filter_loss_wants_points_like_the_states():
+    filt = tracker()
+    with pytest.raises(ValueError, match="not points like"):
+        kbr.filter_loss(
+            filt,
+            jnp.asarray(TEST_STATES),
+            jnp.asarray(TEST_SEEN),
+            decode=lambda belief: (kbr.mean(belief), belief.mass),
+        )

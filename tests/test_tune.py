@@ -236,3 +236,12 @@ def test_positions_of_landmarks_are_learned():
     assert float(result.value) < 0.3 * float(result.history.loss[0])
     points = result.parameters["landmarks"].points
     assert float(jnp.ptp(points)) > 1 and result.parameters["landmarks"].active.dtype == bool
+
+
+def test_a_run_that_stopped_early_is_saved_and_stays_stopped(tmp_path):
+    options = {"steps": 300, "patience": 3, "validation": lambda p: (p["a"] + 0.5) ** 2, "checkpoint": tmp_path / "run"}
+    first, again = tuned(**options), tuned(**options)
+    assert first.history.loss.shape[0] < 100
+    np.testing.assert_array_equal(first.history.loss, again.history.loss)
+    np.testing.assert_array_equal(first.parameters["a"], again.parameters["a"])
+    assert (tmp_path / "run").exists()

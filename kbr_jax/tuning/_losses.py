@@ -18,18 +18,18 @@ from ..embedding import Embedding, embed, mean, mmd2
 from ..features import AbstractFeatures, ExactFeatures, IterativeFeatures
 from ..filtering import AbstractFilter, MomentFilter, filter
 from ..kernels import as_kernel, gram_product
-from ..rules import ConditionalEmbedding, MomentModel, bayes_rule, condition
+from ..rules import ConditionalEmbedding, MomentModel, bayes_rule, condition, ravel_point
 
 
 def regression_loss(
     model: ConditionalEmbedding | MomentModel, x: Points, y: Points, *, kernel: Any = None
 ) -> Float[Array, ""]:
-    r"""Vector-valued regression loss on held-out pairs, $\frac1m \sum_i | \phi(y_i) - \hat\mu_{Y|x_i} |^2$ (S13 eq 9, no ridge).
+    r"""Vector-valued regression loss on held-out pairs, $\frac1m \sum_i | \phi(y_i) - \hat\mu_{Y|x_i} |^2$ (S13, figure 6).
 
     **Arguments:** `model`, fitted on other pairs; `x`, `y` `[m, ...]`; `kernel` of y whose RKHS measures the error, by
     default the model's own. With `Linear()` it is the squared error of the conditional mean.
 
-    **Returns:** a scalar. Cost O(m n (n + d)), memory O(m n). **Raises:** `ValueError` for samples that are unpaired or of
+    **Returns:** a scalar. Cost O(n^2 (d + m)), memory O(m n). **Raises:** `ValueError` for samples that are unpaired or of
     another kind.
     """
     x, y = as_points(x, "x"), as_points(y, "y")
@@ -139,7 +139,8 @@ def marginal_loss(
     - `kernel` of x that measures the discrepancy, fixed: in the model's own, as printed in the paper, the widest wins.
     - `prior`: by default the training marginal of x.
 
-    **Returns:** a scalar. Cost that of `bayes_rule` for m observations, and O((n + m)^2 d).
+    **Returns:** a scalar. Cost that of `bayes_rule` for m observations, and O((n + m)^2 d). **Raises:** `ValueError` as
+    `bayes_rule`, for unpaired samples, and for moments without a `prior`.
     """
     x, y = as_points(x, "x"), as_points(y, "y")
     check_same_size(x, "x", y, "y")
@@ -204,24 +205,20 @@ def filter_loss(
 
 def _squared_errors(estimates: Points, states: Points) -> Float[Array, " T"]:
     """Squared differences, summed over all numbers of a point."""
-
-    def flat(points):
-        return [leaf.reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(points)]
-
-    pairs = list(zip(flat(estimates), flat(states), strict=False))
-    if len(pairs) != len(flat(states)) or any(e.shape != s.shape for e, s in pairs):
+    found, true = jax.vmap(ravel_point)(estimates), jax.vmap(ravel_point)(states)
+    if found.shape != true.shape:
         raise ValueError(
             "The decoded beliefs are not points like `states`; give a `decode` (or a `function` of moments) that returns such "
             "points, or a `kernel` to compare embeddings."
         )
-    return sum((jnp.sum((e - s) ** 2, axis=-1) for e, s in pairs), jnp.zeros((), pairs[0][0].dtype))
+    return jnp.sum((found - true) ** 2, axis=-1)
 
 
 def mmd_loss(predicted: Embedding, sample: Points, *, kernel: Any) -> Float[Array, "*batch"]:
     r"""Squared MMD between a prediction (of the sum rule, a filter, extrapolation) and a sample of what happened.
 
     **Arguments:** `predicted`, weights `[..., n]`; `sample` `[m, ...]`; `kernel` of the points, fixed. **Returns:** `[...]`;
-    cost O((n + m)^2 d).
+    cost O((n + m)^2 d). **Raises:** `ValueError` for a sample of another kind.
     """
     kernel = as_kernel(kernel)
     return mmd2(Embedding(kernel, predicted.points, predicted.weights), embed(kernel, sample))

@@ -200,15 +200,15 @@ def tune(
     states = eqx.filter_vmap(problem.start)(free) if starts else problem.start(free)
     resumed = None if checkpoint is None else _resume(checkpoint, free, states, key, record)
     done, states, parts = (0, states, []) if resumed is None else resumed
-    saved = done
+    saved, stopped = done, bool(jnp.all(problem.done(states)))
     with progress_bar(steps, progress) as bar:
         bar.update(done)
         bar.show({"first": "compiling"})
-        while done < steps and not (parts and bool(jnp.all(problem.done(states)))):
+        while done < steps and not stopped:
             states, part = _run(problem, states, jnp.asarray(done), jnp.asarray(steps), key, starts)
             count = min(_CHUNK, steps - done)
             parts.append(_first(part, count, starts))
-            done += count
+            done, stopped = done + count, bool(jnp.all(problem.done(states)))
             if len(parts) == 1 and not bool(jnp.any(parts[0].accepted[..., 0])):
                 raise ValueError(
                     "The loss or its gradient is not finite at the initial parameters; start elsewhere, for example with "
@@ -217,7 +217,7 @@ def tune(
             bar.update(count)
             if bar:
                 bar.show(_summary(problem, states, parts, starts))
-            if checkpoint is not None and (done >= saved + checkpoint_every or done >= steps):
+            if checkpoint is not None and (stopped or done >= min(steps, saved + checkpoint_every)):
                 saved = done
                 _save(checkpoint, free, done, states, parts, key)
     history = jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=int(starts)), *parts)
@@ -312,7 +312,9 @@ def _resume(path, free: list[Array], states: _State, key, record: bool) -> tuple
     found = load(path)
     same = isinstance(found, dict) and set(found) == {"initial", "key", "done", "state", "parts"}
     same = same and _kind(found["state"]) == _kind(states)
-    same = same and all(bool(jnp.all(a == b)) for a, b in zip(found["initial"], free, strict=True))
+    same = same and all(
+        bool(jnp.array_equal(a, b, equal_nan=True)) for a, b in zip(found["initial"], free, strict=True)
+    )
     same = same and (found["key"] is None) == (key is None) and (key is None or bool(jnp.all(found["key"] == key)))
     same = same and (found["parts"][0].parameters is not None) == record
     if not same:
