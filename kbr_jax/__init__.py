@@ -1,7 +1,29 @@
 """Probability with kernels: distributions are weighted samples in an RKHS, the rules of probability are linear algebra."""
 
+from .dynamics import DistributionDynamics as DistributionDynamics
+from .dynamics import PredictedEstimator as PredictedEstimator
+from .dynamics import PredictedSVM as PredictedSVM
+from .dynamics import SampleSets as SampleSets
+from .dynamics import averaged_forecast as averaged_forecast
+from .dynamics import classify as classify
+from .dynamics import decision_values as decision_values
+from .dynamics import extrapolate as extrapolate
+from .dynamics import fit_dynamics as fit_dynamics
+from .dynamics import fit_predicted_estimator as fit_predicted_estimator
+from .dynamics import fit_predicted_svm as fit_predicted_svm
+from .dynamics import flip_labels as flip_labels
+from .dynamics import forecast as forecast
+from .dynamics import forward_errors as forward_errors
+from .dynamics import leave_one_out_errors as leave_one_out_errors
+from .dynamics import mix_sets as mix_sets
+from .dynamics import recency_weights as recency_weights
+from .dynamics import refit_dynamics as refit_dynamics
+from .dynamics import sample_sets as sample_sets
+from .dynamics import sampling_noise as sampling_noise
+from .dynamics import set_gram as set_gram
 from .embedding import CrossCovariance as CrossCovariance
 from .embedding import Embedding as Embedding
+from .embedding import GaussianMixture as GaussianMixture
 from .embedding import JointEmbedding as JointEmbedding
 from .embedding import covariance as covariance
 from .embedding import cross_covariance as cross_covariance
@@ -13,10 +35,13 @@ from .embedding import decode_rotation as decode_rotation
 from .embedding import decoding_objective as decoding_objective
 from .embedding import embed as embed
 from .embedding import evaluate as evaluate
+from .embedding import evaluate_mixture as evaluate_mixture
 from .embedding import expectation as expectation
+from .embedding import gaussian_mixture as gaussian_mixture
 from .embedding import hilbert_schmidt2 as hilbert_schmidt2
 from .embedding import hsic as hsic
 from .embedding import inner as inner
+from .embedding import inner_mixtures as inner_mixtures
 from .embedding import joint_embed as joint_embed
 from .embedding import joint_expectation as joint_expectation
 from .embedding import marginals as marginals
@@ -24,9 +49,11 @@ from .embedding import mean as mean
 from .embedding import mix as mix
 from .embedding import mmd as mmd
 from .embedding import mmd2 as mmd2
+from .embedding import mmd_mixture as mmd_mixture
 from .embedding import norm as norm
 from .embedding import normalise as normalise
 from .embedding import project_rotation as project_rotation
+from .embedding import smoothed_kl as smoothed_kl
 from .embedding import squared_norm as squared_norm
 from .embedding import witness as witness
 from .features import AbstractFeatures as AbstractFeatures
@@ -66,6 +93,9 @@ from .filtering import RivalState as RivalState
 from .filtering import advance as advance
 from .filtering import delay_windows as delay_windows
 from .filtering import filter as filter
+from .herding import Herded as Herded
+from .herding import herd as herd
+from .herding import herd_continuous as herd_continuous
 from .kernels import AbstractKernel as AbstractKernel
 from .kernels import ChordalGaussian as ChordalGaussian
 from .kernels import Delta as Delta

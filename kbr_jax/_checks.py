@@ -118,6 +118,16 @@ def as_positive(value: ArrayLike, name: str, *, scalar: bool = False) -> Float[A
     return array
 
 
+def as_non_negative(value: ArrayLike, name: str, *, scalar: bool = False) -> Float[Array, "..."]:
+    """As `as_positive`, with 0 allowed."""
+    array = _as_float(value)
+    if scalar and array.ndim:
+        raise ValueError(f"`{name}` must be one number, got shape {array.shape}; use `vmap` for several.")
+    if is_concrete(array) and not np.all(np.asarray(array) >= 0):
+        raise ValueError(f"`{name}` must not be negative, got {np.asarray(array)}.")
+    return array
+
+
 def as_share(value: ArrayLike, name: str) -> Float[Array, ""]:
     """A number in [0, 1) as a floating-point scalar; a concrete value outside is a `ValueError`."""
     array = _as_float(value)

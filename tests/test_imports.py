@@ -18,7 +18,7 @@ FLOORS = (
     ("features",),
     ("embedding",),
     ("rules",),
-    ("filtering",),
+    ("filtering", "dynamics", "herding"),
     ("tuning",),
     ("plotting",),
     ("__init__",),

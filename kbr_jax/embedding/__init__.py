@@ -22,6 +22,12 @@ from ._embedding import norm as norm
 from ._embedding import normalise as normalise
 from ._embedding import normalised as normalised
 from ._embedding import squared_norm as squared_norm
+from ._gaussians import GaussianMixture as GaussianMixture
+from ._gaussians import evaluate_mixture as evaluate_mixture
+from ._gaussians import gaussian_mixture as gaussian_mixture
+from ._gaussians import inner_mixtures as inner_mixtures
+from ._gaussians import mmd_mixture as mmd_mixture
+from ._gaussians import smoothed_kl as smoothed_kl
 from ._joint import CrossCovariance as CrossCovariance
 from ._joint import JointEmbedding as JointEmbedding
 from ._joint import covariance as covariance

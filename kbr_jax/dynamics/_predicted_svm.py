@@ -1,0 +1,184 @@
+r"""Classifiers of a predicted distribution (PredSVM, L15 section 5): training points with weights of any sign.
+
+A negative weight is a positive one of the other label, $\ell(y, \bar y) = 1 - \ell(-y, \bar y)$, so that
+
+$$ \tfrac12 |w|^2 + C \sum_i |\beta_i| \, \ell(\operatorname{sign}(\beta_i) y_i, f(x_i)) $$
+
+is convex for a convex loss (L15 eqs 11 and 12). Several classes are told apart one against the rest.
+"""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .._checks import as_points, as_positive, as_weights, check_same_size, is_concrete, size
+from .._numerics import matmul, psd_solve
+from .._typing import Array, ArrayLike, Bool, Float, Points
+from ..features import AbstractFeatureMap, FeatureChoice, fit_features, given_landmarks
+
+#: Newton steps at most: the active set of a squared hinge settles within a few.
+_NEWTON_STEPS = 50
+
+
+def flip_labels(labels: ArrayLike, weights: ArrayLike) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+    r"""Labels $\operatorname{sign}(\beta_i) y_i$ and weights $|\beta_i|$ of an equivalent problem with weights >= 0 (L15 eq 12).
+
+    **Arguments:** `labels` `[n]` in {-1, 1}; `weights` `[n]` of any sign, those of a predicted embedding, $\beta_t / n_t$.
+
+    The weighted 0/1 loss changes by the constant $\sum_{\beta_i < 0} \beta_i$. **Raises:** `ValueError` for other labels.
+    """
+    labels = jnp.asarray(labels)
+    if is_concrete(labels) and not np.all(np.abs(np.asarray(labels)) == 1):
+        raise ValueError("`labels` must be -1 or 1; classes of other names go to `fit_predicted_svm`.")
+    weights = as_weights(weights, labels.shape[0], "weights", jnp.dtype("float32"))
+    return jnp.where(weights < 0, -1, 1).astype(weights.dtype) * labels.astype(weights.dtype), jnp.abs(weights)
+
+
+class PredictedSVM(eqx.Module):
+    r"""Squared-hinge classifier $f(x) = \langle w, \psi(x) \rangle + b$ of a predicted distribution, made by `fit_predicted_svm`.
+
+    - `features`: $\psi$, None for linear ones. `coefficients`: w `[c, r]`; `intercepts`: b `[c]`, with c = 1 for two classes.
+    - `classes`: the labels, `[2]` (the second is the positive one) or `[c]`. `converged`: False where Newton's method was
+      stopped before the points inside the margin had settled.
+    """
+
+    features: AbstractFeatureMap | None
+    coefficients: Float[Array, "c r"]
+    intercepts: Float[Array, " c"]
+    classes: Array
+    converged: Bool[Array, " c"]
+
+
+def _codes(features: AbstractFeatureMap | None, x: Points) -> Float[Array, "n r"]:
+    if features is not None:
+        return features.encode(x)
+    if not isinstance(x, jax.Array) or not jnp.issubdtype(x.dtype, jnp.floating):
+        raise ValueError("Linear features need points that are one real array [n, ...]; give a `kernel` for others.")
+    return x.reshape(x.shape[0], -1)
+
+
+def fit_predicted_svm(
+    x: Points,
+    labels: ArrayLike,
+    weights: ArrayLike,
+    *,
+    penalty: ArrayLike,
+    kernel: Any = None,
+    landmarks: FeatureChoice = None,
+    classes: ArrayLike | None = None,
+    intercept: bool = True,
+) -> PredictedSVM:
+    r"""Train on weighted points of any sign: for each class, with labels y = 1 in it and -1 outside,
+
+    $$ \min_{w, b} \tfrac12 |w|^2 + C \sum_i |\beta_i| \max(0, 1 - \bar y_i f(x_i))^2, \qquad
+       \bar y_i = \operatorname{sign}(\beta_i) y_i, \quad f(x) = \langle w, \psi(x) \rangle + b, $$
+
+    L15 eq 12 with the squared hinge, which makes the result differentiable in x, weights, penalty and kernel. Newton's method
+    finds the points inside the margin, without a gradient; one linear solve with them gives result and gradient.
+
+    **Arguments:**
+
+    - `x`, `labels`, `weights`: n points, their classes `[n]`, and weights `[n]`: points and weights of a predicted embedding.
+      With points that are pairs (x, y), `x, labels = prediction.points`.
+    - `penalty`: C > 0. The weights sum to about 1: C here is C n where the loss is summed over n points.
+    - `kernel`: None for linear features of real points. `landmarks`: of the kernel's features, as for `fit_conditional`; by
+      default all points.
+    - `classes`: `[c]` distinct labels, needed under `jit` (static length); by default those that occur.
+    - `intercept`: whether there is a b (not penalised).
+
+    **Returns:** a `PredictedSVM`. Cost O(c (n r^2 + r^3)) a Newton step.
+
+    **Raises:** `ValueError` for unpaired arguments, a penalty <= 0, fewer than two classes, or conjugate gradients as features.
+    """
+    x = as_points(x, "x")
+    labels = jnp.asarray(labels)
+    check_same_size(labels, "labels", x, "x")
+    weights = as_weights(weights, size(x), "weights", jnp.dtype("float32"))
+    classes = _as_classes(labels, classes)
+    features = None
+    if kernel is not None:
+        features = fit_features(kernel, x, given_landmarks(x) if landmarks is None else landmarks)
+    if features is not None and not isinstance(features, AbstractFeatureMap):
+        raise ValueError("A classifier needs explicit features: `landmarks` as a rank, `Landmarks` or `Frequencies`.")
+    codes = _codes(features, x).astype(weights.dtype)
+    if intercept:
+        codes = jnp.concatenate([codes, jnp.ones((codes.shape[0], 1), codes.dtype)], axis=1)
+    positive = classes[1:] if classes.shape[0] == 2 else classes
+    targets = jnp.where(labels[None, :] == positive[:, None], 1, -1).astype(weights.dtype)
+    loss_weights = as_positive(penalty, "penalty", scalar=True).astype(weights.dtype) * jnp.abs(weights)
+    targets = jnp.where(weights < 0, -targets, targets)
+    solution, converged = _fit(codes, targets, loss_weights, intercept)
+    b = solution[:, -1] if intercept else jnp.zeros(solution.shape[0], solution.dtype)
+    return PredictedSVM(features, solution[:, :-1] if intercept else solution, b, classes, converged)
+
+
+def _as_classes(labels: Array, classes: ArrayLike | None) -> Array:
+    if classes is None:
+        if not is_concrete(labels):
+            raise ValueError("Under `jit` the labels cannot be looked at: give `classes`.")
+        classes = np.unique(np.asarray(labels))
+    classes = jnp.asarray(classes, labels.dtype)
+    if classes.ndim != 1 or classes.shape[0] < 2:
+        raise ValueError(f"A classifier needs at least two `classes`, got {classes.shape}.")
+    return classes
+
+
+@eqx.filter_jit
+def _fit(codes, targets, loss_weights, intercept: bool):
+    return jax.vmap(lambda y: _squared_hinge(codes, y, loss_weights, intercept))(targets)
+
+
+def _squared_hinge(codes: Float[Array, "n r"], y, scale, intercept: bool):
+    """Minimum of |w|^2 / 2 + sum_i s_i max(0, 1 - y_i f_i)^2, and whether the points inside the margin have settled."""
+    free = jnp.zeros(codes.shape[1], codes.dtype)
+    # The intercept is not penalised; a trace keeps the system definite where no point is inside the margin.
+    ridge = jnp.ones_like(free).at[-1].set(1e-6 if intercept else 1)
+
+    def minimum(codes, y, scale, inside):
+        s = jnp.where(inside, 2 * scale, 0)
+        matrix = matmul(codes.T, s[:, None] * codes) + jnp.diag(ridge)
+        return psd_solve(matrix, matmul(codes.T, s * y))
+
+    fixed = lax.stop_gradient((codes, y, scale))
+
+    def objective(w):
+        gap = jnp.maximum(1 - fixed[1] * matmul(fixed[0], w), 0)
+        return jnp.sum(ridge * w**2) / 2 + jnp.sum(fixed[2] * gap**2)
+
+    def inside_margin(w):
+        return (fixed[1] * matmul(fixed[0], w) < 1) & (fixed[2] > 0)
+
+    shares = 0.5 ** jnp.arange(10).astype(codes.dtype)
+
+    def step(carry):
+        w, inside, _, count = carry
+        full = minimum(*fixed, inside)
+        trials = w + shares[:, None] * (full - w)
+        w = trials[jnp.argmin(jax.vmap(objective)(trials))]
+        now = inside_margin(w)
+        return w, now, jnp.all(now == inside), count + 1
+
+    start = (free, inside_margin(free), jnp.asarray(False), jnp.asarray(0))
+    w, inside, converged, _ = lax.while_loop(lambda c: ~c[2] & (c[3] < _NEWTON_STEPS), step, start)
+    return jnp.where(converged, minimum(codes, y, scale, inside), w), converged
+
+
+def decision_values(svm: PredictedSVM, x: Points) -> Float[Array, "n c"]:
+    """F of each class at points `[n, ...]`; one column for two classes, positive for the second. Cost O(n r (d + c))."""
+    codes = _codes(svm.features, as_points(x, "x")).astype(svm.coefficients.dtype)
+    if codes.shape[1] != svm.coefficients.shape[1]:
+        raise ValueError(
+            f"`x` has {codes.shape[1]} features, the classifier {svm.coefficients.shape[1]}; they must agree."
+        )
+    return matmul(codes, svm.coefficients.T) + svm.intercepts
+
+
+def classify(svm: PredictedSVM, x: Points) -> Array:
+    """The class `[n]` of largest decision value at points `[n, ...]`."""
+    values = decision_values(svm, x)
+    index = (values[:, 0] > 0).astype(int) if values.shape[1] == 1 else jnp.argmax(values, axis=1)
+    return svm.classes[index]

@@ -1,0 +1,104 @@
+r"""How well learned dynamics predict steps that were observed: what regularizers, weights and bandwidths are chosen by."""
+
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from .._checks import as_count, as_non_negative
+from .._numerics import matmul
+from .._typing import Array, ArrayLike, Float
+from ..kernels import as_kernel
+from ._dynamics import DistributionDynamics, advance, as_form, as_step_weights, coefficient_matrix
+from ._sets import set_gram
+
+
+def refit_dynamics(
+    model: DistributionDynamics,
+    *,
+    regularizer: ArrayLike | None = None,
+    step_weights: ArrayLike | None = None,
+    form: Literal["next", "change"] | None = None,
+) -> DistributionDynamics:
+    """The same dynamics with another regularizer, step weights or form, in O(T^3): the Gram matrix of the sets is kept.
+
+    What is None stays as it is. **Raises:** `ValueError` as `fit_dynamics`.
+    """
+    gram = model.gram
+    ridge = model.regularizer
+    if regularizer is not None:
+        ridge = as_non_negative(regularizer, "regularizer", scalar=True).astype(gram.dtype)
+    gammas = model.step_weights if step_weights is None else as_step_weights(step_weights, gram)
+    matrix = coefficient_matrix(gram, gammas, model.intervals, ridge)
+    form = as_form(form or model.form)
+    return DistributionDynamics(model.kernel, model.sets, gram, matrix, model.intervals, ridge, gammas, form)
+
+
+def _reference(model: DistributionDynamics, kernel: Any) -> Float[Array, "T T"]:
+    return model.gram if kernel is None else set_gram(as_kernel(kernel), model.sets).astype(model.gram.dtype)
+
+
+def _squares(residuals: Float[Array, "m T"], gram: Float[Array, "T T"]) -> Float[Array, " m"]:
+    return jnp.maximum(jnp.sum(matmul(residuals, gram) * residuals, axis=-1), 0)
+
+
+def leave_one_out_errors(model: DistributionDynamics, *, kernel: Any = None) -> Float[Array, " t"]:
+    r"""Squared errors of predicting each step from all other steps, without refitting,
+
+    $$ |e_t|^2 = \sum_{su} V_{ts} V_{tu} \langle \nu_s, \nu_u \rangle, \qquad V = \operatorname{diag}(W)^{-1} W, $$
+
+    with the responses $\nu_s = \hat\mu_{s+1}$ (or the changes): exactly what refits without step t would give.
+
+    **Arguments:** `kernel` whose RKHS measures the error, by default the model's own. Choose bandwidths by `forward_errors`:
+    leave-one-out is unsafe for bandwidth and regularizer together.
+
+    **Returns:** `[T - 1]`. Cost O(T^3).
+    """
+    gram, count = _reference(model, kernel), model.gram.shape[0]
+    matrix, identity = model.coefficients, jnp.eye(count - 1, dtype=gram.dtype)
+    diagonal = jnp.diagonal(matrix)
+    learned = diagonal > 0
+    # A step without weight taught nothing: its error is that of the operator as it is.
+    plain = identity - matmul(model.gram[:-1, :-1], matrix)
+    ratios = jnp.where(learned[:, None], matrix / jnp.where(learned, diagonal, 1)[:, None], plain)
+    ratios = ratios * (model.intervals[:, None] / model.intervals[None, :])
+    residuals = jnp.zeros((count - 1, count), gram.dtype).at[:, 1:].set(ratios)
+    if model.form == "change":
+        residuals = residuals.at[:, :-1].add(-ratios)
+    return _squares(residuals, gram)
+
+
+def forward_errors(
+    model: DistributionDynamics, *, first: int = 2, steps: int = 1, kernel: Any = None
+) -> Float[Array, " m"]:
+    r"""Squared errors of predicting each set from those before it: $|\tilde\mu_{t + k} - \hat\mu_{t + k}|^2$ where the operator was
+    learned from sets 1 to t, for t = `first`, ..., T - k.
+
+    Its mean is what to choose the regularizer, step weights and bandwidth by (with a fixed `kernel` for the bandwidth):
+
+        loss = lambda p: jnp.mean(kbr.forward_errors(kbr.refit_dynamics(model, regularizer=p)))
+        kbr.grid_search(loss, jnp.logspace(-4, 0, 20)).parameters
+
+    **Arguments:** `first`, sets to learn from at least, >= 2, and `steps` ahead k (both static); `kernel` whose RKHS measures the
+    error, by default the model's own.
+
+    **Returns:** `[T - k - first + 1]`. Cost O(T^4), of small matrices. **Raises:** `ValueError` if no set is left to predict.
+    """
+    gram, count = _reference(model, kernel), model.gram.shape[0]
+    first, steps = as_count(first, "first"), as_count(steps, "steps")
+    if first < 2 or first + steps > count:
+        raise ValueError(
+            f"`first` = {first} and `steps` = {steps} leave nothing to predict in {count} sets; `first` is at least 2, and "
+            "`first` + `steps` at most the number of sets."
+        )
+
+    def error(last):  # the index of the last set that is known
+        seen = jnp.arange(count - 1) < last
+        gammas = jnp.where(seen, model.step_weights, 0)
+        matrix = coefficient_matrix(model.gram, gammas, model.intervals, model.regularizer)
+        c = jax.nn.one_hot(last, count, dtype=gram.dtype)
+        for k in range(steps):
+            c = advance(model, matrix, c, model.intervals[last + k])
+        return c - jax.nn.one_hot(last + steps, count, dtype=gram.dtype)
+
+    return _squares(jax.vmap(error)(jnp.arange(first - 1, count - steps)), gram)

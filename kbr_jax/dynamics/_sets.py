@@ -1,0 +1,195 @@
+r"""Sequences of samples of different sizes, and the inner products of their mean embeddings."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .._checks import as_count, as_points, as_weights, check_alike, check_finite, padded, size, take
+from .._numerics import matmul
+from .._typing import Array, ArrayLike, Bool, Float, Points
+from ..embedding import Embedding, GaussianMixture, inner_mixtures
+from ..kernels import AbstractKernel, as_kernel
+
+#: Entries of the Gram matrices that are formed at a time by default: 16 MiB in float64, which a last-level cache holds.
+_BLOCK_ENTRIES = 2**21
+
+
+class SampleSets(eqx.Module):
+    r"""T samples $S_t = \{z^t_1, \dots, z^t_{n_t}\}$, with embeddings $\hat\mu_t = \sum_i w_{ti} k(z^t_i, \cdot)$ (L15 eq 2).
+
+    - `points`: `[T, n, ...]`, shorter samples padded with copies of their last point.
+    - `weights`: `[T, n]`, $1 / n_t$ by default and 0 on the padding.
+    """
+
+    points: Points
+    weights: Float[Array, "*batch T n"]
+
+    @property
+    def sizes(self) -> Float[Array, "*batch T"]:
+        """How many points of each set have a weight."""
+        return jnp.sum(self.weights != 0, axis=-1).astype(self.weights.dtype)
+
+
+def sample_sets(
+    sets: Sequence[Points] | Points, weights: ArrayLike | None = None, *, mask: ArrayLike | None = None
+) -> SampleSets:
+    """T samples of different sizes as one padded `SampleSets`.
+
+    **Arguments:**
+
+    - `sets`: a list or tuple of samples `[n_t, ...]` (each an array, or a tuple of arrays: vectors and their labels), or T
+      samples of one size already stacked, an array `[T, n, ...]`.
+    - `weights` `[T, n]`, of any sign; uniform by default. `mask` `[T, n]`, False for padding; for stacked samples only.
+
+    Memory is T times the largest sample: put very uneven ones in several sequences.
+
+    **Raises:** `ValueError` for an empty sequence, an empty or non-finite sample, or samples of different kinds of point.
+    """
+    if not isinstance(sets, (list, tuple)):
+        return _stacked(sets, weights, mask)
+    if mask is not None:
+        raise ValueError("`mask` belongs to stacked samples [T, n, ...]; a list of samples is padded here.")
+    if not sets:
+        raise ValueError("`sets` is empty; at least one sample is needed.")
+    parts = [as_points(points, f"sets[{t}]") for t, points in enumerate(sets)]
+    for t, points in enumerate(parts):
+        check_alike(points, f"sets[{t}]", parts[0], "sets[0]")
+    sizes = np.asarray([size(points) for points in parts])
+    largest = int(sizes.max())
+    filled = [padded(points, largest - size(points)) for points in parts]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *filled)
+    return _stacked(stacked, weights, jnp.asarray(np.arange(largest) < sizes[:, None]))
+
+
+def _stacked(points: Points, weights: ArrayLike | None, mask: ArrayLike | None) -> SampleSets:
+    points = check_finite(as_points(points, "sets"), "sets")
+    leaves = jax.tree.leaves(points)
+    shape = leaves[0].shape[:2]
+    if any(leaf.ndim < 2 or leaf.shape[:2] != shape for leaf in leaves) or shape[1] == 0:
+        raise ValueError(
+            "Stacked `sets` need the shape [T, n, ...] with n >= 1 in every part; pass a list of samples if their sizes differ."
+        )
+    dtype = jnp.result_type(*[leaf.dtype for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)] or [float])
+    present = _as_mask(mask, shape)
+    if weights is None:
+        counts = jnp.sum(present, axis=1, keepdims=True).astype(dtype)
+        return SampleSets(points, jnp.where(present, 1 / jnp.where(counts > 0, counts, 1), 0).astype(dtype))
+    weights = as_weights(weights, shape[1], "weights", dtype)
+    if weights.shape != shape:
+        raise ValueError(f"`weights` has shape {weights.shape}; sets of shape {shape} need one weight a point.")
+    return SampleSets(points, jnp.where(present, weights, 0))
+
+
+def _as_mask(mask: ArrayLike | None, shape: tuple[int, ...]) -> Bool[Array, "T n"]:
+    if mask is None:
+        return jnp.ones(shape, bool)
+    mask = jnp.asarray(mask)
+    if mask.shape != shape or mask.dtype != bool:
+        raise ValueError(f"`mask` must be boolean of shape {shape}, got {mask.dtype}{list(mask.shape)}.")
+    return mask
+
+
+def mix_sets(kernel: Any, sets: SampleSets, coefficients: ArrayLike) -> Embedding:
+    r"""$\sum_t c_t \hat\mu_t$ as one embedding of all points (L15 eqs 5 and 8), coefficients `[T]` of any sign.
+
+    The baselines of L15: `[0, ..., 0, 1]` is the last set, `sets.sizes / sets.sizes.sum()` all sets together.
+    """
+    kernel = as_kernel(kernel)
+    count = sets.weights.shape[0]
+    coefficients = as_weights(coefficients, count, "coefficients", sets.weights.dtype)
+    points = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), sets.points)
+    kernel.check(points, "sets")
+    weights = coefficients[..., :, None] * sets.weights
+    return Embedding(kernel, points, weights.reshape(*weights.shape[:-2], -1))
+
+
+def set_gram(
+    kernel: Any,
+    sets: SampleSets | GaussianMixture,
+    others: SampleSets | GaussianMixture | None = None,
+    *,
+    block: int | None = None,
+) -> Float[Array, "S T"]:
+    r"""Inner products of embedded samples, $G_{st} = \sum_{ij} w_{si} w'_{tj} k(z^s_i, z'^t_j)$ (L15, below eq 5).
+
+    **Arguments:**
+
+    - `kernel`: of the points. `sets`, `others`: S and T samples; `others` None for the sets with themselves, each pair once.
+      Or `GaussianMixture`s with a leading axis, in closed form: samples of infinite size.
+    - `block`: pairs of sets whose Gram matrices are formed at a time (static), by default about 2^21 / (n m).
+
+    **Returns:** `[S, T]`. Cost O(S T n m d), half for one sequence; memory O(n m) beside the sets; the gradient forms each
+    block once more, in the same memory.
+
+    **Raises:** `ValueError` if the points differ in kind or are not of the kernel's domain.
+    """
+    if isinstance(sets, GaussianMixture):
+        return _mixture_gram(kernel, sets, sets if others is None else others)
+    kernel = as_kernel(kernel)
+    same = others is None
+    others = sets if others is None else others
+    if isinstance(others, GaussianMixture):
+        raise ValueError("`sets` are samples and `others` mixtures; see `evaluate_mixture` and `mmd_mixture`.")
+    first, second = (jax.tree.map(lambda leaf: leaf[0], part.points) for part in (sets, others))
+    check_alike(second, "a set of `others`", first, "one of `sets`")
+    kernel.check(first, "sets")
+    kernel.check(second, "others")
+    s, t = sets.weights.shape[0], others.weights.shape[0]
+    pairs = np.triu_indices(s) if same else np.unravel_index(np.arange(s * t), (s, t))
+    entries = sets.weights.shape[1] * others.weights.shape[1]
+    block = max(1, _BLOCK_ENTRIES // entries) if block is None else as_count(block, "block")
+    values = _products(kernel, sets, others, (jnp.asarray(pairs[0]), jnp.asarray(pairs[1])), min(block, len(pairs[0])))
+    if not same:
+        return values.reshape(s, t)
+    gram = jnp.zeros((s, s), values.dtype).at[pairs].set(values)
+    return gram + jnp.triu(gram, 1).T
+
+
+@eqx.filter_jit
+def _products(kernel: AbstractKernel, sets: SampleSets, others: SampleSets, pairs, block: int) -> Float[Array, " p"]:
+    # The checkpoint keeps the reverse pass from storing the Gram matrix of every pair.
+    @jax.checkpoint
+    def product(pair):
+        a, b = take(sets, pair[0]), take(others, pair[1])
+        values = kernel.gram(a.points, b.points).astype(a.weights.dtype)
+        return jnp.sum(a.weights * matmul(values, b.weights))
+
+    return lax.map(product, pairs, batch_size=block) if block > 1 else lax.map(product, pairs)
+
+
+def sampling_noise(
+    kernel: Any, sets: SampleSets, *, squared_norms: Float[Array, " T"] | None = None
+) -> Float[Array, " T"]:
+    r"""Expected squared distance of each embedding from that of its distribution, $E |\hat\mu_t - \mu_t|^2$, estimated without bias:
+    $(\frac1n \sum_i k(z_i, z_i) - |\hat\mu_t|^2) / (n - 1)$ for n points of equal weight (0 for one point).
+
+    With weights of sum s, $v = \sum_i w_i^2 / s^2$ takes the place of 1 / n. **Arguments:** `squared_norms` `[T]` of the embeddings,
+    the diagonal of `set_gram`, if known. **Returns:** `[T]`. Cost O(T n^2 d), or O(T n d) with the norms.
+    """
+    kernel = as_kernel(kernel)
+    weights = sets.weights
+    if squared_norms is None:
+        squared_norms = jax.vmap(lambda one: _norm2(kernel, one))(sets)
+    own = jax.vmap(kernel.diagonal)(sets.points).astype(weights.dtype)
+    mass = jnp.sum(weights, axis=-1)
+    spread = jnp.sum(weights**2, axis=-1) / mass**2
+    excess = jnp.maximum(jnp.sum(weights * own, axis=-1) * mass - squared_norms, 0)
+    alone = spread >= 1 - 4 * jnp.finfo(weights.dtype).eps
+    return jnp.where(alone, 0, excess * spread / jnp.where(alone, 1, 1 - spread))
+
+
+def _norm2(kernel: AbstractKernel, one: SampleSets) -> Float[Array, ""]:
+    return jnp.sum(one.weights * matmul(kernel.gram(one.points, one.points), one.weights))
+
+
+def _mixture_gram(kernel: Any, sets: GaussianMixture, others: SampleSets | GaussianMixture) -> Float[Array, "S T"]:
+    if not isinstance(others, GaussianMixture) or sets.means.ndim != 3 or others.means.ndim != 3:
+        raise ValueError("Mixtures need a leading axis, means [T, c, d], on both sides.")
+    rows = jax.tree.map(lambda leaf: leaf[:, None], sets)
+    columns = jax.tree.map(lambda leaf: leaf[None], others)
+    return inner_mixtures(kernel, rows, columns)

@@ -1,0 +1,118 @@
+r"""Herding: a few points, one after the other, whose embedding follows a given one (L15 eq 9; Chen, Welling and Smola 2010)."""
+
+from typing import Literal, get_args
+
+import equinox as eqx
+import jax.numpy as jnp
+from jax import lax
+
+from .._checks import as_count, as_points, check_alike, take
+from .._typing import Array, Float, Int, Points
+from ..embedding import Embedding
+from ..kernels import AbstractKernel, gram_product
+from ._corrective import corrective, free, kernel_row
+
+Rule = Literal["greedy", "printed", "line-search", "corrective", "free"]
+
+
+class Herded(eqx.Module):
+    r"""What herding chose: an `embedding` of m points, in order of choice.
+
+    - `index`: `[m]`, positions among the candidates; a point may be chosen again. None in continuous space.
+    - `objective`: `[m]`, $|\eta - \mu_k|^2 - |\eta|^2$ after k points; add `squared_norm(eta)` for the squared distance.
+    """
+
+    embedding: Embedding
+    index: Int[Array, " m"] | None
+    objective: Float[Array, " m"]
+
+
+def check_target(embedding: Embedding) -> None:
+    """Herding follows one embedding at a time."""
+    if embedding.weights.ndim != 1:
+        raise ValueError(f"`embedding` is a batch of shape {embedding.weights.shape}; use `jax.vmap` over its weights.")
+
+
+def herd(embedding: Embedding, candidates: Points | None = None, *, count: int, rule: Rule = "greedy") -> Herded:
+    r"""Choose `count` m of the candidates so that their embedding follows $\eta = \sum_i w_i k(x_i, \cdot)$, whose weights may have any
+    sign: a projection of $\eta$ onto distributions. The k-th point is, by `rule`,
+
+    - "greedy": $\operatorname{argmax}_z \eta(z) - \frac1k \sum_{i<k} k(z, z_i) - \frac{1}{2k} k(z, z)$, the point that brings
+      $\frac1k \sum_{i \le k} \phi(z_i)$ closest to $\eta$. If k(z, z) is constant this is L15 eq 9.
+    - "printed": L15 eq 9, without $k(z, z)$.
+    - "line-search": $\operatorname{argmax}_z \langle \eta - \mu_{k-1}, \phi(z) \rangle$; then $\mu_k$ is the point nearest to $\eta$
+      between $\mu_{k-1}$ and $\phi(z)$ (Frank-Wolfe; Bach, Lacoste-Julien and Obozinski 2012).
+    - "corrective": the same point; then all weights anew, the best non-negative ones of sum 1 (Wolfe's min-norm point). With
+      enough points it ends at the projection of $\eta$ onto the distributions on the candidates.
+    - "free": the point that lessens the distance most when all weights are the best of any sign (as in Bayesian quadrature).
+
+    The first two have uniform weights 1 / m: samples. The others reach the same distance with fewer points.
+
+    **Arguments:** `embedding`, unbatched; `candidates` `[c, ...]`: a grid, a sample, by default the embedding's own points;
+    `count` and `rule` are static.
+
+    **Returns:** a `Herded`. Cost O(n c d) for $\eta$ at the candidates and O(m c d) for the choice, in one compiled scan; further
+    O(m^2 c) for the last two, and O(m^4) for "corrective". Memory O(c), O(m c) for the last two. The choice is discrete: there
+    is no gradient of `index`.
+
+    **Raises:** `ValueError` for a batch, candidates of another kind, a `count` < 1, or an unknown rule; with "free", for more points
+    than candidates.
+    """
+    check_target(embedding)
+    if rule not in get_args(Rule):
+        raise ValueError(f"`rule` must be one of {', '.join(get_args(Rule))}; got {rule!r}.")
+    kernel = embedding.kernel
+    points = embedding.points if candidates is None else as_points(candidates, "candidates")
+    check_alike(points, "candidates", embedding.points, "embedding.points")
+    kernel.check(points, "candidates")
+    count = as_count(count, "count", points if rule == "free" else None, "candidates")
+    return _herd(kernel, embedding, points, count, rule)
+
+
+@eqx.filter_jit
+def _herd(kernel: AbstractKernel, embedding: Embedding, points: Points, count: int, rule: Rule) -> Herded:
+    target = gram_product(kernel, points, embedding.points, embedding.weights)
+    diagonal = kernel.diagonal(points).astype(target.dtype)
+    if rule in ("greedy", "printed"):
+        index, weights, objective = _uniform(kernel, points, target, diagonal, count, rule == "greedy")
+    else:
+        choose = {"line-search": _line_search, "corrective": corrective, "free": free}[rule]
+        index, weights, objective = choose(kernel, points, target, diagonal, count)
+    return Herded(Embedding(kernel, take(points, index), weights), index, objective)
+
+
+def _uniform(kernel, points, target, diagonal, count: int, greedy: bool):
+    penalty = diagonal / 2 if greedy else jnp.zeros_like(diagonal)
+
+    def step(carry, k):
+        total, linear, square = carry
+        index = jnp.argmax(target - (total + penalty) / k)
+        linear = linear + target[index]
+        square = square + 2 * total[index] + diagonal[index]
+        total = total + kernel_row(kernel, points, index, target.dtype)
+        return (total, linear, square), (index, square / k**2 - 2 * linear / k)
+
+    zero = jnp.zeros((), target.dtype)
+    steps = jnp.arange(1, count + 1).astype(target.dtype)
+    _, (index, objective) = lax.scan(step, (jnp.zeros_like(target), zero, zero), steps)
+    return index, jnp.full(count, 1 / count, target.dtype), objective
+
+
+def _line_search(kernel, points, target, diagonal, count: int):
+    def step(carry, k):
+        current, linear, square, weights = carry
+        index = jnp.argmax(target - current)
+        slope = (target[index] - current[index]) - (linear - square)
+        curvature = diagonal[index] - 2 * current[index] + square
+        share = jnp.clip(slope / jnp.where(curvature > 0, curvature, 1), 0, 1)
+        share = jnp.where(k == 0, 1, jnp.where(curvature > 0, share, 0))
+        square = (1 - share) ** 2 * square + 2 * share * (1 - share) * current[index] + share**2 * diagonal[index]
+        linear = (1 - share) * linear + share * target[index]
+        current = (1 - share) * current + share * kernel_row(kernel, points, index, target.dtype)
+        weights = ((1 - share) * weights).at[k].set(share)
+        return (current, linear, square, weights), (index, square - 2 * linear)
+
+    zero = jnp.zeros((), target.dtype)
+    start = (jnp.zeros_like(target), zero, zero, jnp.zeros(count, target.dtype))
+    carry, (index, objective) = lax.scan(step, start, jnp.arange(count))
+    return index, carry[-1], objective

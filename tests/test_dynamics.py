@@ -1,0 +1,361 @@
+"""Dynamics of distributions: exact cases, explicit operators, refits, closed forms, finite differences."""
+
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import kbr_jax as kbr
+
+CASES = json.loads((pathlib.Path(__file__).parent / "reference_cases.json").read_text())["distributions"]
+SMALL = CASES["2_small_sets"]
+G = kbr.Gaussian(1.0)
+DENSITY = float((2 * np.pi) ** -0.5) * G
+RNG = np.random.default_rng(0)
+SIZES = (3, 5, 1, 4, 2, 5)
+SETS = [RNG.normal(size=(n, 2)) + 0.3 * t for t, n in enumerate(SIZES)]
+GAMMAS = np.array([0.5, 2.0, 0.0, 1.0, 3.0])
+TIMES = np.array([0.0, 1.0, 1.5, 3.0, 3.4, 5.0])
+LABELS = [RNG.integers(0, 2, n) for n in SIZES]
+
+
+def close(actual, expected, tol=1e-10):
+    np.testing.assert_allclose(np.asarray(actual), np.asarray(expected), rtol=0, atol=tol)
+
+
+def sequence(sets=SETS, **options):
+    return kbr.sample_sets([jnp.asarray(points) for points in sets], **options)
+
+
+def fit(sets=None, kernel=G, regularizer=0.1, **options):
+    return kbr.fit_dynamics(kernel, sequence() if sets is None else sets, regularizer=regularizer, **options)
+
+
+def brute_gram(kernel, a, b):
+    return np.array([[np.mean(kbr.gram(kernel, jnp.asarray(x), jnp.asarray(y))) for y in b] for x in a])
+
+
+# ---- reference cases
+
+
+@pytest.mark.parametrize("lam", [0.5, 0.1, 0.001])
+def test_small_sets(lam):
+    model = fit(sequence(SMALL["sets"]), regularizer=lam)
+    close(model.gram, SMALL["G"], 1e-15)
+    found = kbr.forecast(model, 3)
+    close(found[:, 0], 0)
+    for steps, name in enumerate(("", " steps=2", " steps=3")):
+        close(found[steps, 1:], SMALL[f"beta lam={lam}{name}"], 1e-12)
+    prediction = kbr.extrapolate(model)
+    weights = np.asarray(prediction.weights).reshape(4, 3)
+    close(weights[weights != 0], SMALL[f"weights eq8 lam={lam}"], 1e-12)
+    close(kbr.leave_one_out_errors(model), SMALL[f"LOO squared errors lam={lam}"], 1e-12)
+    frobenius = np.sqrt(np.trace(model.coefficients @ model.gram[1:, 1:] @ model.coefficients @ model.gram[:-1, :-1]))
+    close(frobenius, SMALL[f"|A|_F lam={lam}"], 1e-12)
+    truth = kbr.embed(G, jnp.asarray([3.0]))
+    close(kbr.mmd(prediction, truth), SMALL[f"dist to delta_3 lam={lam}"], 1e-12)
+
+
+def test_step_weights_and_forward_errors_of_small_sets():
+    model = fit(sequence(SMALL["sets"]))
+    weighted = kbr.refit_dynamics(model, step_weights=jnp.asarray(SMALL["gamma"]))
+    found = kbr.forecast(weighted, 2)[:, 1:]
+    close(found[0], SMALL["beta lam=0.1 gamma"], 1e-12)
+    close(found[1], SMALL["beta lam=0.1 gamma steps=2"], 1e-12)
+    dropped = kbr.refit_dynamics(model, step_weights=jnp.asarray([0.0, 1.0, 1.0]))
+    close(kbr.forecast(dropped)[0, 1:], SMALL["beta lam=0.1 gamma=[0,1,1]"], 1e-12)
+    shorter = kbr.forecast(fit(sequence(SMALL["sets"][1:])))[0, 1:]
+    close(shorter, SMALL["sets 2.. dropped: beta lam=0.1 of sets[1:]"], 1e-12)
+    close(kbr.forward_errors(model), CASES["10_closed_forms"]["forward_errors_case2_lam01_first2"], 1e-12)
+
+
+def test_two_sets():
+    case = CASES["3_T2"]
+    model = fit(sequence([[0.0], [0.0, 1.0]]), regularizer=case["lam"])
+    close(kbr.forecast(model)[0, 1:], case["beta"], 1e-15)
+    close(kbr.forecast(model)[0, 1:], [case["closed"]], 1e-15)
+
+
+def gaussians(means, variances, shares=None):
+    return kbr.gaussian_mixture(jnp.asarray(means)[..., None], jnp.asarray(variances), shares)
+
+
+def mixture_distance(kernel, p, q):
+    inner = kbr.inner_mixtures
+    return np.sqrt(max(inner(kernel, p, p) - 2 * inner(kernel, p, q) + inner(kernel, q, q), 0))
+
+
+def test_infinite_samples_of_a_mixture():
+    case = CASES["4_mixture_inf"]
+    shares = jnp.asarray([[a, 1 - a] for a in case["alphas"]])
+    sets = gaussians([[3.0, -3.0]] * 6, jnp.ones((6, 2)), shares)
+    truth = gaussians([3.0, -3.0], [1.0, 1.0], jnp.asarray([0.8, 0.2]))
+    model = fit(sets, DENSITY, 0.0)
+    found = kbr.forecast(model, 2)
+    close(found[0, 1:], case["beta_lam0_exact"], 1e-9)
+    close(found[1, 1:], case["beta_lam0_steps2"], 1e-8)
+    close(mixture_distance(DENSITY, kbr.extrapolate(model), truth), 0, 1e-6)
+    last = gaussians([3.0, -3.0], [1.0, 1.0], shares[-1])
+    close(mixture_distance(DENSITY, last, truth), case["dist_last"], 1e-12)
+    for lam in (0.1, 0.01, 0.001):
+        model = kbr.refit_dynamics(model, regularizer=lam)
+        close(kbr.forecast(model)[0, 1:], case[f"lam={lam}"]["beta"], 1e-11)
+        close(mixture_distance(DENSITY, kbr.extrapolate(model), truth), case[f"lam={lam}"]["dist"], 1e-10)
+
+
+def test_infinite_samples_of_a_translation():
+    case = CASES["5_translation_inf"]
+    sets = gaussians((10.0 - np.arange(1, 10))[:, None], jnp.ones((9, 1)))
+    truth = gaussians([0.0], [1.0])
+    model = fit(sets, DENSITY)
+    for lam in (0.1, 0.01, 0.001, 1e-5):
+        model = kbr.refit_dynamics(model, regularizer=lam)
+        close(kbr.forecast(model)[0, 1:], case[f"lam={lam}"]["beta"], 1e-9)
+        close(mixture_distance(DENSITY, kbr.extrapolate(model), truth), case[f"lam={lam}"]["dist"], 1e-9)
+    model = kbr.refit_dynamics(model, regularizer=0.0)
+    close(mixture_distance(DENSITY, kbr.extrapolate(model), truth), case["lam=0 dist"], 1e-6)
+
+
+def test_embedded_gaussians():
+    case = CASES["10_closed_forms"]
+    standard = gaussians([0.0], [1.0])
+    close(mixture_distance(DENSITY, standard, gaussians([1.0], [1.0])), case["dist_N01_N11_pdf"], 1e-12)
+    close(mixture_distance(DENSITY, standard, gaussians([0.0], [4.0])), case["dist_N01_N04_pdf"], 1e-12)
+    inner = kbr.inner_mixtures(kbr.Gaussian(1.3), gaussians([1.0], [4.0]), gaussians([-0.5], [0.25]))
+    close(inner, case["inner_N_1_4__N_m05_025_h13_unit"], 1e-12)
+    sample = kbr.embed(DENSITY, jnp.asarray(case["KL_N01_vs_sample"]["sample"])[:, None])
+    grid = jnp.linspace(-12, 12, 3001)[:, None]
+    close(kbr.smoothed_kl(standard, sample, grid), case["KL_N01_vs_sample"]["value"], 1e-9)
+
+
+# ---- embedded mixtures in several dimensions
+
+
+def test_embedded_mixtures_are_limits_of_samples():
+    kernel = 0.7 * kbr.Gaussian(jnp.asarray([0.8, 1.5]))
+    covariance = jnp.asarray([[[1.0, 0.4], [0.4, 0.5]], [[0.3, 0.0], [0.0, 0.2]]])
+    mixture = kbr.gaussian_mixture(jnp.asarray([[0.0, 1.0], [1.0, -1.0]]), covariance, jnp.asarray([0.7, -0.2]))
+    nodes, weights = np.polynomial.hermite_e.hermegauss(30)
+    grid = np.stack(np.meshgrid(nodes, nodes, indexing="ij"), -1).reshape(-1, 2)
+    weights = np.outer(weights, weights).reshape(-1) / (2 * np.pi)
+    points = [m + grid @ np.linalg.cholesky(c).T for m, c in zip(mixture.means, covariance, strict=True)]
+    sample = kbr.embed(kernel, jnp.asarray(np.concatenate(points)), jnp.concatenate([0.7 * weights, -0.2 * weights]))
+    where = jnp.asarray(RNG.normal(size=(4, 2)))
+    close(kbr.evaluate_mixture(kernel, mixture, where), kbr.evaluate(sample, where), 1e-9)
+    close(kbr.inner_mixtures(kernel, mixture, mixture), kbr.squared_norm(sample), 1e-9)
+    close(kbr.mmd_mixture(sample, mixture), 0, 1e-5)
+    few = kbr.embed(kernel, where)
+    expected = np.sqrt(kbr.squared_norm(few) - 2 * kbr.inner(few, sample) + kbr.squared_norm(sample))
+    close(kbr.mmd_mixture(few, mixture), expected, 1e-9)
+
+
+# ---- sample sets
+
+
+def test_sample_sets_pad_and_weigh():
+    sets = sequence()
+    assert sets.points.shape == (6, 5, 2)
+    close(sets.sizes, SIZES)
+    for t, n in enumerate(SIZES):
+        close(sets.weights[t], [1 / n] * n + [0] * (5 - n))
+    mask = jnp.asarray(np.arange(5) < np.asarray(SIZES)[:, None])
+    stacked = kbr.sample_sets(sets.points, mask=mask)
+    close(stacked.weights, sets.weights)
+
+
+@pytest.mark.parametrize("block", [None, 1, 4, 100])
+def test_set_gram(block):
+    sets, others = sequence(), sequence(SETS[1:4])
+    close(kbr.set_gram(G, sets, block=block), brute_gram(G, SETS, SETS), 1e-14)
+    close(kbr.set_gram(G, sets, others, block=block), brute_gram(G, SETS, SETS[1:4]), 1e-14)
+
+
+def test_set_gram_of_labelled_points_is_the_joint_kernel():
+    case = CASES["9_predsvm"]
+    pairs = [(jnp.asarray(x), jnp.asarray(y).astype(int)) for x, y in case["sets"]]
+    joint = kbr.TensorProduct((G, kbr.Delta()))
+    close(kbr.set_gram(joint, kbr.sample_sets(pairs)), case["joint Gram (h=1, unit)"], 1e-14)
+
+
+def test_mix_sets_and_the_baselines():
+    sets = sequence()
+    last = kbr.mix_sets(G, sets, jnp.zeros(6).at[-1].set(1.0))
+    where = jnp.asarray(SETS[0])
+    close(kbr.evaluate(last, where), kbr.evaluate(kbr.embed(G, jnp.asarray(SETS[-1])), where))
+    together = kbr.mix_sets(G, sets, sets.sizes / jnp.sum(sets.sizes))
+    close(kbr.evaluate(together, where), kbr.evaluate(kbr.embed(G, jnp.asarray(np.concatenate(SETS))), where))
+
+
+def test_sampling_noise_is_unbiased():
+    points = RNG.normal(size=(4000, 5, 1))
+    noise = kbr.sampling_noise(DENSITY, kbr.sample_sets(jnp.asarray(points)))
+    expected = CASES["10_closed_forms"]["expected_sq_norm_error_n"]["n10"] * 2
+    assert abs(np.mean(noise) - expected) < 4 * np.std(noise) / np.sqrt(4000)
+    alone = kbr.sampling_noise(G, sequence([[[0.0]], [[1.0], [2.0]]]))
+    close(alone, [0, 1 - (1 + np.exp(-0.5)) / 2])
+    model = kbr.fit_dynamics(G, sequence())
+    close(model.regularizer, np.mean(kbr.sampling_noise(G, sequence())), 1e-15)
+
+
+# ---- against explicit operators and refits
+
+
+def explicit_prediction(form, lam, gammas, times, steps, length):
+    """The ridge regression with matrices, in the finite feature space of a polynomial kernel."""
+    means = np.stack([np.mean([feature(z) for z in points], axis=0) for points in SETS])
+    inputs, outputs = means[:-1], means[1:]
+    if form == "change":
+        intervals = np.diff(times)[:, None]
+        inputs, outputs = intervals * inputs, np.diff(means, axis=0)
+    g = np.diag(gammas)
+    operator = outputs.T @ g @ inputs @ np.linalg.inv(inputs.T @ g @ inputs + lam * np.eye(means.shape[1]))
+    mu = means[-1]
+    for _ in range(steps):
+        mu = operator @ mu if form == "next" else mu + length * (operator @ mu)
+    return mu
+
+
+def feature(z):
+    """(x y + 1)^2 in two dimensions."""
+    a, b = z
+    r = np.sqrt(2)
+    return np.array([a * a, b * b, r * a * b, r * a, r * b, 1.0])
+
+
+@pytest.mark.parametrize("form, times, length", [("next", None, None), ("change", None, None), ("change", TIMES, 0.7)])
+@pytest.mark.parametrize("steps", [1, 3])
+def test_the_operator(form, times, length, steps):
+    kernel = kbr.Polynomial(2, 1.0, 1.0)
+    model = fit(kernel=kernel, step_weights=GAMMAS, form=form, times=times)
+    prediction = kbr.extrapolate(model, steps, length=length)
+    found = np.asarray(kbr.expectation(prediction, lambda z: jnp.stack([z[0] ** 2, z[1] ** 2, z[0], z[1]])))
+    expected = explicit_prediction(form, 0.1, GAMMAS, np.arange(6) if times is None else times, steps, length or 1.0)
+    close(found, expected[[0, 1, 3, 4]] / np.array([1, 1, np.sqrt(2), np.sqrt(2)]), 1e-9)
+
+
+@pytest.mark.parametrize("form, times", [("next", None), ("change", TIMES)])
+def test_leave_one_out_is_refitting(form, times):
+    model = fit(step_weights=GAMMAS, form=form, times=times)
+    intervals = np.ones(5) if times is None else np.diff(times)
+    residuals = []
+    for t in range(5):
+        without = kbr.refit_dynamics(model, step_weights=jnp.asarray(np.where(np.arange(5) == t, 0, GAMMAS)))
+        length = None if times is None else intervals[t]
+        residuals.append(np.asarray(kbr.forecast(without, length=length, start=jnp.eye(6)[t]))[0] - np.eye(6)[t + 1])
+    residuals = np.stack(residuals)
+    for kernel in (None, kbr.Gaussian(0.6)):
+        gram = brute_gram(kernel or G, SETS, SETS)
+        close(kbr.leave_one_out_errors(model, kernel=kernel), np.diag(residuals @ gram @ residuals.T), 1e-10)
+
+
+def numpy_forecast(gram, form, lam, gammas, intervals, lengths):
+    """Coefficients after steps of the given lengths from the last set, from a Gram matrix alone."""
+    root = np.sqrt(gammas) * intervals
+    inner = root[:, None] * gram[:-1, :-1] * root + lam * np.eye(len(root))
+    c = np.eye(len(gram))[-1]
+    for length in lengths:
+        rates = root * np.linalg.solve(inner, root * (gram[:-1] @ c)) / intervals
+        ahead, behind = np.append(0, rates), np.append(rates, 0)
+        c = ahead if form == "next" else c + length * (ahead - behind)
+    return c
+
+
+@pytest.mark.parametrize("form, times, steps", [("next", None, 1), ("next", None, 2), ("change", TIMES, 2)])
+def test_forward_errors_are_refits(form, times, steps):
+    model = fit(step_weights=GAMMAS, form=form, times=times)
+    gram, intervals = brute_gram(G, SETS, SETS), np.ones(5) if times is None else np.diff(times)
+    expected = []
+    for last in range(2, 7 - steps):
+        past = slice(last - 1)
+        part = gram[:last, :last]
+        c = numpy_forecast(part, form, 0.1, GAMMAS[past], intervals[past], intervals[last - 1 : last - 1 + steps])
+        residual = np.append(c, np.zeros(6 - last)) - np.eye(6)[last + steps - 1]
+        expected.append(residual @ gram @ residual)
+    close(kbr.forward_errors(model, steps=steps), expected)
+
+
+def test_averaged_forecast():
+    model = fit()
+    gram, noise = np.asarray(model.gram), np.mean(kbr.sampling_noise(G, model.sets))
+    predictions, scores = [], []
+    for form in ("next", "change"):
+        for factor in (1.0, 4.0):
+            one = kbr.refit_dynamics(model, regularizer=factor * noise, form=form)
+            predictions.append(numpy_forecast(gram, form, factor * noise, np.ones(5), np.ones(5), [1.0]))
+            errors = np.mean(kbr.leave_one_out_errors(one)[1:]) + np.mean(kbr.forward_errors(one, first=4))
+            scores.append(max(errors - 2 * noise, 0.05 * noise))
+    shares = np.asarray(scores) ** -4.0
+    close(kbr.averaged_forecast(model, factors=(1.0, 4.0)), shares @ predictions / shares.sum())
+
+
+def test_linear_drift_with_unequal_times_is_extrapolated_exactly():
+    shares = 0.1 + 0.1 * TIMES
+    sets = gaussians([[3.0, -3.0]] * 6, jnp.ones((6, 2)), jnp.asarray(np.stack([shares, 1 - shares], 1)))
+    model = kbr.fit_dynamics(DENSITY, sets, times=TIMES, form="change")
+    prediction = kbr.extrapolate(model, 2, length=0.5)
+    truth = gaussians([3.0, -3.0], [1.0, 1.0], jnp.asarray([0.7, 0.3]))
+    close(mixture_distance(DENSITY, prediction, truth), 0, 1e-6)
+
+
+def test_a_large_regularizer_predicts_nothing_or_the_last_set():
+    close(kbr.forecast(fit(regularizer=1e12))[0], np.zeros(6))
+    close(kbr.forecast(fit(regularizer=1e12, form="change"))[0], np.eye(6)[-1])
+    kept = kbr.extrapolate(fit(regularizer=1.0), normalise=True)
+    close(kept.mass, 1)
+
+
+def test_recency_weights():
+    found = kbr.recency_weights(4, 0.5)
+    close(found, np.array([0.25, 0.5, 1.0]) / (1.75 / 3))
+
+
+# ---- transformations
+
+
+@jax.jit
+def errors_of(parameters):
+    model = kbr.fit_dynamics(
+        kbr.Gaussian(parameters["bandwidth"]),
+        sequence(),
+        regularizer=parameters["regularizer"],
+        step_weights=parameters["weights"],
+    )
+    probe = kbr.evaluate(kbr.extrapolate(model, 2), jnp.asarray(SETS[0][0]))
+    return jnp.mean(kbr.forward_errors(model)) + jnp.mean(kbr.leave_one_out_errors(model, kernel=G)) + probe
+
+
+def test_gradients_by_finite_differences():
+    parameters = {"bandwidth": jnp.asarray(0.9), "regularizer": jnp.asarray(0.05), "weights": jnp.asarray(GAMMAS + 0.3)}
+    gradient = jax.grad(errors_of)(parameters)
+    flat, unravel = jax.flatten_util.ravel_pytree(parameters)
+    step = 1e-5
+    numeric = [
+        (errors_of(unravel(flat.at[i].add(step))) - errors_of(unravel(flat.at[i].add(-step)))) / (2 * step)
+        for i in range(flat.size)
+    ]
+    np.testing.assert_allclose(jax.flatten_util.ravel_pytree(gradient)[0], numeric, rtol=1e-6, atol=1e-9)
+
+
+def test_gradients_are_finite_for_equal_sets_and_single_points():
+    def loss(points, lam):
+        model = kbr.fit_dynamics(kbr.Gaussian(1.0), kbr.sample_sets(points), regularizer=lam, step_weights=jnp.zeros(2))
+        return (
+            jnp.sum(kbr.forecast(model)) + jnp.sum(kbr.leave_one_out_errors(model)) + jnp.sum(kbr.forward_errors(model))
+        )
+
+    gradients = jax.jit(jax.grad(loss, argnums=(0, 1)))(jnp.ones((3, 1, 2)), jnp.asarray(0.0))
+    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(gradients))
+
+
+def test_many_sequences_at_once():
+    points = jnp.asarray(RNG.normal(size=(3, 4, 5, 2)))
+
+    def predict(points):
+        return kbr.forecast(kbr.fit_dynamics(G, kbr.sample_sets(points), regularizer=0.1))
+
+    together = jax.jit(jax.vmap(predict))(points)
+    for one, expected in zip(points, together, strict=True):
+        close(predict(one), expected, 1e-12)

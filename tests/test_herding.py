@@ -1,0 +1,160 @@
+"""Herding: exact cases, the rules in plain NumPy, optimality conditions, and maxima in continuous space."""
+
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import kbr_jax as kbr
+
+CASE = json.loads((pathlib.Path(__file__).parent / "reference_cases.json").read_text())["distributions"]["7_herding"]
+DENSITY = float((2 * np.pi) ** -0.5) * kbr.Gaussian(1.0)
+TARGET = kbr.embed(DENSITY, jnp.asarray(CASE["X"])[:, None], jnp.asarray(CASE["w"]))
+HALF = np.arange(-4, 4.25, 0.5)
+RNG = np.random.default_rng(0)
+POINTS = RNG.normal(size=(12, 2))
+SIGNED = kbr.embed(kbr.Gaussian(0.8), jnp.asarray(POINTS), jnp.asarray(RNG.normal(size=12) / 6 + 1 / 12))
+CANDIDATES = RNG.normal(size=(30, 2))
+COUNT = 8
+
+
+def close(actual, expected, tol=1e-10):
+    np.testing.assert_allclose(np.asarray(actual), np.asarray(expected), rtol=0, atol=tol)
+
+
+def matrices(kernel=SIGNED.kernel, candidates=CANDIDATES):
+    gram = np.asarray(kbr.gram(kernel, jnp.asarray(candidates)))
+    target = np.asarray(kbr.gram(kernel, jnp.asarray(candidates), SIGNED.points)) @ np.asarray(SIGNED.weights)
+    return gram, target
+
+
+def herd(rule, count=COUNT, kernel=SIGNED.kernel):
+    target = kbr.Embedding(kernel, SIGNED.points, SIGNED.weights)
+    return kbr.herd(target, jnp.asarray(CANDIDATES), count=count, rule=rule)
+
+
+@pytest.mark.parametrize("rule", ["greedy", "printed"])
+def test_reference_case(rule):
+    grid = jnp.asarray(HALF)[:, None]
+    close(kbr.evaluate(TARGET, grid), CASE["eta_on_grid_step_half"], 1e-15)
+    close(kbr.herd(TARGET, grid, count=8, rule=rule).embedding.points[:, 0], CASE["herd_grid_half"], 1e-12)
+    fine = jnp.asarray(np.arange(-400, 401) / 100)[:, None]
+    close(kbr.herd(TARGET, fine, count=8, rule=rule).embedding.points[:, 0], CASE["herd_grid_001"], 1e-12)
+    own = kbr.herd(TARGET, count=8, rule=rule)
+    close(own.embedding.points[:, 0], CASE["herd_candidates_X"], 0)
+    close(own.embedding.weights, np.full(8, 1 / 8), 1e-15)
+
+
+def test_reference_case_in_continuous_space():
+    found = kbr.herd_continuous(TARGET, count=8, starts=jnp.asarray(HALF)[:, None], lower=-4.0, upper=4.0)
+    close(found.embedding.points[:, 0], CASE["herd_continuous_box_m4_4"], 1e-7)
+    assert found.index is None
+    expected = [
+        kbr.mmd2(TARGET, kbr.embed(DENSITY, found.embedding.points[: k + 1])) - kbr.squared_norm(TARGET)
+        for k in range(8)
+    ]
+    close(found.objective, expected, 1e-12)
+
+
+@pytest.mark.parametrize("rule", ["greedy", "printed"])
+@pytest.mark.parametrize("kernel", [SIGNED.kernel, kbr.Polynomial(2, 1.0, 1.0)], ids=["constant", "varying"])
+def test_uniform_rules_in_numpy(rule, kernel):
+    gram, target = matrices(kernel)
+    chosen = []
+    for k in range(1, COUNT + 1):
+        score = target - gram[:, chosen].sum(1) / k
+        if rule == "greedy":
+            # By definition: the candidate after which the distance is least.
+            score = [
+                2 * np.mean(target[[*chosen, j]]) - gram[np.ix_([*chosen, j], [*chosen, j])].mean() for j in range(30)
+            ]
+        chosen.append(int(np.argmax(score)))
+    found = herd(rule, kernel=kernel)
+    np.testing.assert_array_equal(found.index, chosen)
+    for k in (1, COUNT):
+        part = chosen[:k]
+        close(found.objective[k - 1], gram[np.ix_(part, part)].mean() - 2 * target[part].mean())
+
+
+def objective(found):
+    gram, target = matrices()
+    w, index = np.asarray(found.embedding.weights), np.asarray(found.index)
+    return w @ gram[np.ix_(index, index)] @ w - 2 * w @ target[index]
+
+
+def test_line_search_in_numpy():
+    gram, target = matrices()
+    w = np.zeros(30)
+    for k in range(COUNT):
+        j = int(np.argmax(target - gram @ w))
+        direction = np.eye(30)[j] - w
+        slope, curvature = direction @ (target - gram @ w), direction @ gram @ direction
+        w = w + (1.0 if k == 0 else np.clip(slope / curvature, 0, 1)) * direction
+    found = herd("line-search")
+    total = np.zeros(30)
+    np.add.at(total, np.asarray(found.index), np.asarray(found.embedding.weights))
+    close(total, w)
+    close(found.objective[-1], objective(found))
+
+
+def test_corrective_ends_at_the_projection_onto_distributions():
+    found = herd("corrective", 30)
+    gram, target = matrices()
+    w = np.zeros(30)
+    np.add.at(w, np.asarray(found.index), np.asarray(found.embedding.weights))
+    close(found.objective[-1], objective(found))
+    # The conditions of optimality on the simplex, which are sufficient: the problem is convex.
+    assert np.all(w >= 0)
+    close(w.sum(), 1, 1e-9)
+    gradient = gram @ w - target
+    assert np.all(gradient >= gradient @ w - 1e-7)
+    assert np.all(np.diff(found.objective) <= 1e-12)
+
+
+def test_free_weights_are_the_best_for_their_points():
+    gram, target = matrices()
+    found = herd("free")
+    index = np.asarray(found.index)
+    assert len(set(index.tolist())) == COUNT
+    best = np.linalg.solve(gram[np.ix_(index, index)], target[index])
+    close(found.embedding.weights, best, 1e-8)
+    close(
+        found.objective,
+        [-target[p] @ np.linalg.solve(gram[np.ix_(p, p)], target[p]) for k in range(COUNT) for p in [index[: k + 1]]],
+    )
+
+
+def test_more_freedom_is_nearer():
+    ends = [float(herd(rule).objective[-1]) for rule in ("greedy", "corrective", "free")]
+    assert ends[0] > ends[1] > ends[2]
+    assert objective(herd("line-search")) >= ends[1]
+
+
+@pytest.mark.parametrize("rule", ["corrective", "free"])
+def test_repeated_candidates_and_exhausted_span(rule):
+    points = jnp.asarray([[0.0], [0.0], [1.0]])
+    found = kbr.herd(kbr.embed(kbr.Gaussian(1.0), points), points, count=3, rule=rule)
+    assert np.all(np.isfinite(found.embedding.weights))
+    close(kbr.mmd2(found.embedding, kbr.embed(kbr.Gaussian(1.0), points)), 0, 1e-9)
+
+
+def test_herding_works_on_any_points_and_under_vmap():
+    pairs = (jnp.asarray(POINTS), jnp.asarray(RNG.integers(0, 2, 12)))
+    joint = kbr.TensorProduct((kbr.Gaussian(1.0), kbr.Delta()))
+    found = kbr.herd(kbr.embed(joint, pairs), count=4)
+    assert found.embedding.points[0].shape == (4, 2) and found.embedding.points[1].shape == (4,)
+    weights = jnp.asarray(RNG.normal(size=(3, 12)))
+    many = jax.vmap(lambda w: kbr.herd(kbr.Embedding(SIGNED.kernel, SIGNED.points, w), count=5))(weights)
+    one = kbr.herd(kbr.Embedding(SIGNED.kernel, SIGNED.points, weights[1]), count=5)
+    close(many.objective[1], one.objective, 1e-12)
+
+
+def test_continuous_herding_stays_in_its_box_and_beats_its_starts():
+    lower, upper = jnp.asarray([-0.5, -1.0]), jnp.asarray([0.5, 1.0])
+    starts = jnp.clip(jnp.asarray(CANDIDATES), lower, upper)
+    boxed = kbr.herd_continuous(SIGNED, count=3, starts=starts, lower=lower, upper=upper, steps=30)
+    assert np.all((boxed.embedding.points >= lower) & (boxed.embedding.points <= upper))
+    assert boxed.objective[0] <= kbr.herd(SIGNED, starts, count=3).objective[0]

@@ -1,0 +1,132 @@
+"""Classifiers of predicted distributions: the exact case, general-purpose optimisers, finite differences."""
+
+import json
+import pathlib
+
+import jax
+import jax.flatten_util
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.optimize
+from sklearn.svm import SVC, LinearSVC
+
+import kbr_jax as kbr
+
+CASE = json.loads((pathlib.Path(__file__).parent / "reference_cases.json").read_text())["distributions"]["9_predsvm"]
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(40, 2))
+CLASSES = np.where(X[:, 0] + 0.5 * RNG.normal(size=40) > 0.3, 7, 4)
+THREE = np.digitize(X[:, 0] + 0.3 * RNG.normal(size=40), [-0.5, 0.5])
+WEIGHTS = RNG.normal(size=40) / 40 + 1 / 40
+
+
+def close(actual, expected, tol=1e-8):
+    np.testing.assert_allclose(np.asarray(actual), np.asarray(expected), rtol=0, atol=tol)
+
+
+def fit(labels=CLASSES, weights=WEIGHTS, penalty=5.0, **options):
+    return kbr.fit_predicted_svm(jnp.asarray(X), jnp.asarray(labels), jnp.asarray(weights), penalty=penalty, **options)
+
+
+def reference_sample():
+    x = np.concatenate([points for points, _ in CASE["sets"]])
+    labels = np.concatenate([labels for _, labels in CASE["sets"]])
+    sizes = [len(points) for points, _ in CASE["sets"]]
+    return x, labels, np.repeat(np.asarray(CASE["beta"]) / sizes, sizes)
+
+
+def test_flipped_labels():
+    _, labels, weights = reference_sample()
+    flipped, size = kbr.flip_labels(labels, weights)
+    close(flipped, CASE["flipped_labels"], 0)
+    close(size, CASE["weights"], 1e-15)
+    flipped, size = np.asarray(flipped), np.asarray(size)
+    # The weighted 0/1 loss of any classifier changes by the constant only.
+    for guess in (np.ones(7), -np.ones(7), flipped):
+        before, after = weights @ (guess != labels), size @ (guess != flipped)
+        close(before - after, CASE["constant_of_flip"], 1e-12)
+
+
+@pytest.mark.parametrize("penalty", [1, 10])
+def test_hinge_of_scikit_learn(penalty):
+    x, labels, weights = reference_sample()
+    linear = LinearSVC(C=penalty, loss="hinge", fit_intercept=False, tol=1e-12, max_iter=1_000_000, dual="auto")
+    found = kbr.fit_predicted_estimator(linear, x, labels, weights)
+    w = found.estimators[0].coef_[0]
+    close(w, CASE[f"w (no bias) C={penalty}"], 1e-6)
+    flipped, size = CASE["flipped_labels"], CASE["weights"]
+    loss = w @ w / 2 + penalty * np.sum(size * np.maximum(0, 1 - flipped * (x @ w)))
+    close(loss, CASE[f"objective C={penalty}"], 1e-6)
+
+
+def objective(parameters, codes, labels, penalty):
+    margins = labels * np.sign(WEIGHTS) * (codes @ parameters[:-1] + parameters[-1])
+    return parameters[:-1] @ parameters[:-1] / 2 + penalty * np.sum(np.abs(WEIGHTS) * np.maximum(0, 1 - margins) ** 2)
+
+
+@pytest.mark.parametrize("kernel", [None, kbr.Gaussian(1.0)])
+def test_squared_hinge_is_minimised(kernel):
+    svm = fit(kernel=kernel, landmarks=5 if kernel else None)
+    assert np.all(svm.converged)
+    codes = X if svm.features is None else np.asarray(svm.features.codes)
+    labels = np.where(CLASSES == 7, 1, -1)
+    best = scipy.optimize.minimize(
+        objective, np.zeros(codes.shape[1] + 1), (codes, labels, 5.0), method="BFGS", options={"gtol": 1e-9}
+    )
+    close(np.append(svm.coefficients[0], svm.intercepts), best.x, 2e-5)
+    values = kbr.decision_values(svm, jnp.asarray(X))[:, 0]
+    close(values, codes @ best.x[:-1] + best.x[-1], 5e-5)
+    np.testing.assert_array_equal(kbr.classify(svm, jnp.asarray(X)), np.where(values > 0, 7, 4))
+
+
+def test_squared_hinge_of_scikit_learn_without_intercept():
+    linear = LinearSVC(C=5.0, fit_intercept=False, tol=1e-10, max_iter=100_000)
+    found = kbr.fit_predicted_estimator(linear, X, CLASSES, WEIGHTS)
+    close(fit(intercept=False).coefficients, found.estimators[0].coef_, 1e-6)
+
+
+def test_several_classes_one_against_the_rest():
+    svm, weights = fit(THREE, kernel=kbr.Gaussian(0.8)), jnp.asarray(WEIGHTS)
+    assert svm.coefficients.shape == (3, 40)
+    for c in range(3):
+        own = kbr.fit_predicted_svm(
+            jnp.asarray(X), jnp.asarray(THREE == c).astype(int), weights, penalty=5.0, kernel=kbr.Gaussian(0.8)
+        )
+        close(kbr.decision_values(svm, jnp.asarray(X))[:, c], kbr.decision_values(own, jnp.asarray(X))[:, 0])
+    estimator = kbr.fit_predicted_estimator(SVC(C=50.0), X, THREE, np.abs(WEIGHTS))
+    assert estimator.decision_function(X).shape == (40, 3)
+    assert np.mean(estimator.predict(X) == THREE) > 0.7
+
+
+def test_padding_of_weight_zero_changes_nothing():
+    x = jnp.concatenate([jnp.asarray(X), jnp.full((3, 2), 50.0)])
+    labels, weights = (
+        jnp.append(jnp.asarray(CLASSES), jnp.asarray([4, 7, 4])),
+        jnp.append(jnp.asarray(WEIGHTS), jnp.zeros(3)),
+    )
+    padded = kbr.fit_predicted_svm(x, labels, weights, penalty=5.0)
+    close(padded.coefficients, fit().coefficients, 1e-10)
+
+
+def test_gradients_by_finite_differences():
+    @jax.jit
+    def loss(p):
+        svm = kbr.fit_predicted_svm(
+            jnp.asarray(X),
+            jnp.asarray(CLASSES),
+            p["weights"],
+            penalty=p["penalty"],
+            kernel=kbr.Gaussian(p["bandwidth"]),
+            landmarks=kbr.given_landmarks(jnp.asarray(X[:6])),
+            classes=jnp.asarray([4, 7]),
+        )
+        return jnp.sum(jnp.sin(kbr.decision_values(svm, jnp.asarray(X[:4]))))
+
+    parameters = {"weights": jnp.asarray(WEIGHTS), "penalty": jnp.asarray(5.0), "bandwidth": jnp.asarray(0.9)}
+    gradient = jax.flatten_util.ravel_pytree(jax.jit(jax.grad(loss))(parameters))[0]
+    flat, unravel = jax.flatten_util.ravel_pytree(parameters)
+    step = 1e-6
+    for i in (0, 1, 5, 20, flat.size - 1):
+        numeric = (loss(unravel(flat.at[i].add(step))) - loss(unravel(flat.at[i].add(-step)))) / (2 * step)
+        np.testing.assert_allclose(gradient[i], numeric, rtol=2e-6, atol=1e-8)
