@@ -43,6 +43,17 @@ def fit_moment_filter(states=X, observations=Y, **options):
     return kbr.MomentFilter.fit(G, G, states, observations, **{**BAYES, **MOMENTS, **options})
 
 
+def fit_dynamics(sets, regularizer=0.1, **options):
+    return kbr.fit_dynamics(G, kbr.sample_sets(sets), regularizer=regularizer, **options)
+
+
+def fit_svm(x=X, labels=LABELS % 2, penalty=1.0, **options):
+    return kbr.fit_predicted_svm(x, labels, jnp.ones(6) / 6, penalty=penalty, **options)
+
+
+TWO_SETS = kbr.sample_sets([X, X + 1])
+MIXTURE = kbr.gaussian_mixture(jnp.zeros((1, 2)), jnp.ones(1))
+
 #: What is called, and what its message must say, in order: the argument, what came, what was expected.
 CASES = {
     # Kernels.
@@ -246,6 +257,81 @@ CASES = {
     "2009 successors": (lambda: fit_simple(successors=X[:5]), "`successors` has 5 points and `states` 6"),
     "2009 nan": (lambda: fit_simple(NAN), "`states` contains NaN"),
     "2009 labels": (lambda: fit_simple(LABELS), "`states` has dtype int"),
+    # Dynamics, herding, embedded Gaussians.
+    "no sets": (lambda: kbr.sample_sets([]), "`sets` is empty; at least one sample"),
+    "one set": (lambda: fit_dynamics([X]), "`sets` holds 1 sample; dynamics need at least two"),
+    "empty set": (lambda: fit_dynamics([X, EMPTY]), r"`sets\[1\]` is an empty sample"),
+    "nan in a set": (lambda: fit_dynamics([X, NAN]), "`sets` contains NaN or infinity"),
+    "sets of two dimensions": (
+        lambda: fit_dynamics([X, Y]),
+        r"`sets\[1\]` has shape \[\(3,\)\], one of `sets\[0\]` \[\(2,\)\]",
+    ),
+    "stacked sets": (lambda: kbr.sample_sets(jnp.ones(3)), r"need the shape \[T, n, ...\]"),
+    "mask of a list": (lambda: kbr.sample_sets([X], mask=jnp.ones((1, 6), bool)), "`mask` belongs to stacked samples"),
+    "mask of sets": (
+        lambda: kbr.sample_sets(jnp.ones((2, 3)), mask=jnp.ones((2, 3))),
+        r"`mask` must be boolean of shape \(2, 3\)",
+    ),
+    "weights of sets": (
+        lambda: kbr.sample_sets([X, X], jnp.ones(6)),
+        r"`weights` has shape \(6,\); sets of shape \(2, 6\)",
+    ),
+    "batch of sequences": (
+        lambda: kbr.fit_dynamics(G, jax.tree.map(lambda leaf: leaf[None], TWO_SETS)),
+        "`sets` must be one sequence",
+    ),
+    "negative lambda": (lambda: fit_dynamics([X, X], regularizer=-0.1), "`regularizer` must not be negative, got -0.1"),
+    "vector of lambdas": (lambda: fit_dynamics([X, X], regularizer=jnp.ones(2)), r"`regularizer` must be one number"),
+    "length of gamma": (
+        lambda: fit_dynamics([X, X], step_weights=jnp.ones(2)),
+        r"`step_weights` has shape \(2,\); 2 sets have 1 steps",
+    ),
+    "negative gamma": (
+        lambda: fit_dynamics([X, X], step_weights=jnp.asarray([-1.0])),
+        "`step_weights` must not be negative",
+    ),
+    "form": (lambda: fit_dynamics([X, X], form="last"), '`form` must be "next" or "change", got \'last\''),
+    "length of times": (
+        lambda: fit_dynamics([X, X], times=jnp.arange(3.0), form="change"),
+        r"`times` has shape \(3,\); .* each of 2 sets",
+    ),
+    "times backwards": (
+        lambda: fit_dynamics([X, X], times=jnp.asarray([1.0, 0.0]), form="change"),
+        "`steps of times` must be positive",
+    ),
+    "times of next": (lambda: fit_dynamics([X, X], times=jnp.arange(2.0)), 'need the form "change"'),
+    "length of next": (lambda: kbr.forecast(fit_dynamics([X, X]), length=0.5), 'needs the form "change"'),
+    "steps": (lambda: kbr.forecast(fit_dynamics([X, X]), 0), "`steps` must be an integer >= 1, got 0"),
+    "start": (lambda: kbr.forecast(fit_dynamics([X, X]), start=jnp.ones(3)), r"`start` has shape \(3,\)"),
+    "nothing to predict": (lambda: kbr.forward_errors(fit_dynamics([X, X])), "leave nothing to predict in 2 sets"),
+    "too few to average": (lambda: kbr.averaged_forecast(fit_dynamics([X, X])), "at least 4 sampled sets .* got 2"),
+    "decay": (lambda: kbr.recency_weights(3, 0.0), "`decay` must be positive"),
+    "coefficients": (lambda: kbr.mix_sets(G, TWO_SETS, jnp.ones(3)), "`coefficients` has shape .* each of 2 points"),
+    "other sets": (lambda: kbr.set_gram(G, TWO_SETS, kbr.sample_sets([Y])), "a set of `others`.* must agree"),
+    "variances": (lambda: kbr.gaussian_mixture(jnp.ones((2, 3)), jnp.ones(3)), r"`covariances` has shape \(3,\)"),
+    "means": (lambda: kbr.gaussian_mixture(jnp.ones(3), 1.0), r"`means` must be floating-point of shape \[..., c, d\]"),
+    "mixture kernel": (
+        lambda: kbr.evaluate_mixture(kbr.Laplace(1.0), MIXTURE, X),
+        "closed form under `Gaussian` kernels.* not Laplace",
+    ),
+    "mixture points": (lambda: kbr.evaluate_mixture(G, MIXTURE, Y), r"`points` must be \[n, 2\]"),
+    "mixtures": (
+        lambda: kbr.inner_mixtures(G, MIXTURE, kbr.gaussian_mixture(jnp.ones((1, 3)), jnp.ones(1))),
+        "2 and 3 coordinates",
+    ),
+    "herding rule": (lambda: kbr.herd(PRIOR, count=2, rule="best"), "`rule` must be one of greedy, .*got 'best'"),
+    "herding batch": (lambda: kbr.herd(BATCH, count=2), r"`embedding` is a batch of shape \(2, 6\); use `jax.vmap`"),
+    "herding count": (lambda: kbr.herd(PRIOR, count=0), "`count` must be an integer >= 1, got 0"),
+    "free herding count": (lambda: kbr.herd(PRIOR, count=7, rule="free"), "`count` must be an integer between 1 and 6"),
+    "herding candidates": (lambda: kbr.herd(PRIOR, Y, count=2), "`candidates` has shape .* must agree"),
+    "herding on labels": (lambda: kbr.herd_continuous(kbr.embed(kbr.Delta(), LABELS), count=2), "one real array"),
+    "flipped labels": (lambda: kbr.flip_labels(LABELS, jnp.ones(6)), "`labels` must be -1 or 1"),
+    "one class": (lambda: fit_svm(labels=jnp.zeros(6, int)), "at least two `classes`"),
+    "unpaired labels": (lambda: fit_svm(labels=jnp.arange(5)), "`labels` has 5 points and `x` 6"),
+    "penalty": (lambda: fit_svm(penalty=0.0), "`penalty` must be positive, got 0"),
+    "linear labels": (lambda: fit_svm(x=LABELS), "Linear features need points that are one real array"),
+    "points of a classifier": (lambda: kbr.classify(fit_svm(), Y), "`x` has 3 features, the classifier 2"),
+    "estimator": (lambda: kbr.fit_predicted_estimator(None, X, LABELS, jnp.ones(5)), "have 6, 6 and 5 entries"),
 }
 
 #: The same for both filters.

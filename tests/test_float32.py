@@ -455,3 +455,48 @@ def test_learning():
     start = {"h": jnp.full(2, 3.0), "epsilon": 0.1}
     tuned = single(kbr.tune(loss, start, optax.adam(0.1), steps=20, positive=lambda p: p, progress=False))
     assert tuned.value < tuned.history.loss[0]
+
+
+SETS = kbr.sample_sets(jnp.asarray(np.random.default_rng(1).normal(size=(5, 6, 2)), jnp.float32))
+
+
+@pytest.mark.parametrize("form", ["next", "change"])
+def test_dynamics_of_distributions(form):
+    points = np.asarray(SETS.points, np.float64)
+    gram = np.array([[gaussian(a, b).mean() for b in points] for a in points])
+    model = kbr.fit_dynamics(KERNEL, SETS, regularizer=0.05, form=form)
+    close(model.gram, gram, 1e-5)
+    rates = np.linalg.solve(gram[:-1, :-1] + 0.05 * np.eye(4), gram[:-1, -1])
+    ahead, behind = np.append(0, rates), np.append(rates, 0)
+    close(kbr.forecast(model)[0], ahead if form == "next" else np.eye(5)[-1] + ahead - behind, 1e-4)
+    single((kbr.extrapolate(model, 2).weights, kbr.leave_one_out_errors(model), kbr.forward_errors(model)))
+    single((kbr.averaged_forecast(model), kbr.sampling_noise(KERNEL, SETS)))
+
+
+@pytest.mark.parametrize("rule", ["greedy", "printed", "line-search", "corrective", "free"])
+def test_herding(rule):
+    embedding = kbr.embed(KERNEL, X)
+    found = single(kbr.herd(embedding, count=8, rule=rule))
+    index, weights = np.asarray(found.index), np.asarray(found.embedding.weights, np.float64)
+    expected = weights @ GRAM_X[np.ix_(index, index)] @ weights - 2 * weights @ GRAM_X[index].mean(1)
+    close(found.objective[-1], expected, 1e-5)
+
+
+def test_herding_in_continuous_space():
+    found = single(kbr.herd_continuous(kbr.embed(KERNEL, X), count=3, steps=20, num_starts=2))
+    assert np.all(np.diff(found.objective) < 0)
+
+
+def test_embedded_gaussians():
+    mixture = kbr.gaussian_mixture(jnp.zeros((1, 2), jnp.float32), jnp.ones(1, jnp.float32))
+    values = np.exp(-(X64**2).sum(1) / (2 * (H**2 + 1))) * H**2 / (H**2 + 1)
+    close(kbr.evaluate_mixture(KERNEL, mixture, X), values, 1e-5)
+    single(kbr.mmd_mixture(kbr.embed(KERNEL, X), mixture))
+
+
+@pytest.mark.parametrize("kernel", [None, KERNEL])
+def test_predicted_classifier(kernel):
+    weights = jnp.asarray(np.random.default_rng(1).normal(size=N) / N + 1 / N, jnp.float32)
+    svm = kbr.fit_predicted_svm(X, LABELS, weights, penalty=3.0, kernel=kernel)
+    single((svm.coefficients, svm.intercepts))
+    assert np.all(svm.converged)

@@ -128,7 +128,7 @@ def _intervals(times: ArrayLike | None, count: int, form: str) -> Float[Array, "
         raise ValueError(f"`times` has shape {times.shape}; it must hold one time for each of {count} sets.")
     if form == "next":
         raise ValueError('Times of the samples need the form "change": the paper\'s "next" assumes equal steps.')
-    return as_positive(jnp.diff(times), "the steps of `times`")
+    return as_positive(jnp.diff(times), "steps of times")
 
 
 def coefficient_matrix(

@@ -1,0 +1,105 @@
+"""Herding, and inner products of sample sets, against coreax and one blocked product with a Gram matrix.
+
+    python -m benchmarks.herding_speed [candidates]
+
+1000 points from 10^5 candidates in 10 dimensions, Gaussian kernel, float32: the candidates are the sample too, so both libraries
+first compute its mean embedding at every candidate. coreax (extra `benchmarks`) gets the block size that is fastest for it here.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import kbr_jax as kbr
+
+from . import reporting
+
+COMMAND = "python -m benchmarks.herding_speed"
+CANDIDATES, DIMENSIONS, POINTS, BANDWIDTH = 100_000, 10, 1000, 3.0
+SETS, SET_SIZE = 100, 1000
+BLOCKS = (250, 1000, 4000)
+
+
+def squared_distance(kernel: kbr.Gaussian, chosen: jax.Array, mean: jax.Array, index: np.ndarray) -> float:
+    """|mu - mu_chosen|^2 less the norm of mu, the same for all."""
+    return float(np.mean(np.asarray(kbr.gram(kernel, chosen), np.float64))) - 2 * float(
+        np.mean(np.asarray(mean, np.float64)[index])
+    )
+
+
+def coreax_herding(x: jax.Array, unique: bool, block: int) -> Callable[[], np.ndarray]:
+    import equinox as eqx
+    from coreax import Data
+    from coreax.kernels import SquaredExponentialKernel
+    from coreax.solvers import KernelHerding
+
+    solver: Any = KernelHerding(
+        coreset_size=POINTS,
+        kernel=SquaredExponentialKernel(length_scale=BANDWIDTH),  # pyright: ignore[reportArgumentType]
+        unique=unique,
+        block_size=block,
+    )
+    reduce = eqx.filter_jit(solver.reduce)
+    data = Data(x)
+    return lambda: np.asarray(reduce(data)[0].indices.data).reshape(-1)
+
+
+def herding(count: int) -> dict[str, Any]:
+    x = jax.random.normal(jax.random.key(0), (count, DIMENSIONS)) * jnp.linspace(0.5, 2, DIMENSIONS)
+    kernel = kbr.Gaussian(jnp.asarray(BANDWIDTH, jnp.float32))
+    mean = kbr.gram_product(kernel, x, x, jnp.full(count, 1 / count))
+    embedding = kbr.embed(kernel, x)
+    methods: dict[str, Callable[[], Any]] = {
+        f"kbr_jax, {rule}": lambda rule=rule: kbr.herd(embedding, count=POINTS, rule=rule).index
+        for rule in ("greedy", "line-search")
+    }
+    methods["the mean embedding alone, kbr_jax"] = lambda: kbr.gram_product(kernel, x, x, jnp.full(count, 1 / count))
+    try:
+        times = {block: reporting.milliseconds(coreax_herding(x[:10_000], False, block), 1) for block in BLOCKS}
+        best = min(times, key=lambda block: times[block])
+        methods |= {f"coreax, unique={unique}": coreax_herding(x, unique, best) for unique in (False, True)}
+        print("coreax, block sizes at n = 10^4", times, flush=True)
+    except ImportError:
+        print("coreax is not installed: not compared")
+    found = {}
+    for name, method in methods.items():
+        row = {"seconds": reporting.milliseconds(method, 3) / 1e3}
+        if "alone" not in name:
+            index = np.asarray(method())
+            if "line-search" in name:
+                chosen = kbr.herd(embedding, count=POINTS, rule="line-search")
+                row["squared distance less |mu|^2"] = float(chosen.objective[-1])
+            else:
+                row["squared distance less |mu|^2"] = squared_distance(kernel, x[index], mean, index)
+        found[name] = row
+        print(name, row, flush=True)
+    return found
+
+
+def set_products() -> dict[str, float]:
+    """Gram matrix of 100 sets of 1000 points, beside one blocked product with the Gram matrix of all 10^5."""
+    points = jax.random.normal(jax.random.key(1), (SETS, SET_SIZE, DIMENSIONS))
+    kernel = kbr.Gaussian(jnp.asarray(BANDWIDTH, jnp.float32))
+    flat, ones = points.reshape(-1, DIMENSIONS), jnp.full(SETS * SET_SIZE, 1 / SET_SIZE)
+    sets = kbr.sample_sets(points)
+    times = {
+        "Gram matrix of the sets": reporting.milliseconds(lambda: kbr.set_gram(kernel, sets), 3) / 1e3,
+        "between two sequences": reporting.milliseconds(lambda: kbr.set_gram(kernel, sets, sets), 3) / 1e3,
+        "one blocked product": reporting.milliseconds(lambda: kbr.gram_product(kernel, flat, flat, ones), 3) / 1e3,
+    }
+    print(times, flush=True)
+    return times
+
+
+def main() -> None:
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else CANDIDATES
+    results = {"candidates": count, "seconds, sets of points": set_products(), "herding": herding(count)}
+    reporting.save("herding_speed", COMMAND, results)
+
+
+if __name__ == "__main__":
+    main()
