@@ -15,12 +15,17 @@ MODULES = [
     "rotation_dynamics",
     "gradient_cost",
     "rotation_tuning",
+    "windows",
     "camera_selection",
     "camera_accuracy",
     "camera_recovery",
     "camera_tuning",
     "camera_demo",
     "indoor",
+    "extrapolation",
+    "drift",
+    "adaptation",
+    "herding_speed",
 ]
 
 

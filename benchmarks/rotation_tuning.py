@@ -48,9 +48,10 @@ GRID = {
 
 def fit(p, states, observations, successors=None):
     h, c = kbr.median_heuristic(states), kbr.median_heuristic(observations)
+    lags = jnp.broadcast_to(p["c"], (observations.shape[1] // states.shape[1],))  # one for each observation of a window
     return kbr.KernelBayesFilter.fit(
         kbr.Gaussian(p["h"] * h),
-        kbr.Gaussian(p["c"] * c),
+        kbr.Gaussian(jnp.repeat(lags, states.shape[1]) * c),
         states,
         observations,
         successors=successors,
@@ -72,7 +73,8 @@ def estimate(p, filt, observations):
         return kbr.mean(filt.belief(step.weights)), kbr.mean(filt.belief(step.predicted))
 
     after, before = kbr.filter(filt, observations, read=means)
-    return after + p.get("a", 0.0) * (observations - after) + p.get("b", 0.0) * (before - after)
+    newest = observations[:, : after.shape[1]]
+    return after + p.get("a", 0.0) * (newest - after) + p.get("b", 0.0) * (before - after)
 
 
 def stretches(size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -108,7 +110,7 @@ def on_grid(data, p):
     return on_all(data, p | {"transition": p["epsilon"]})
 
 
-def by_gradient(data, key, start: dict[str, float]) -> dict[str, Any]:
+def by_gradient(data, key, start: dict[str, Any]) -> dict[str, Any]:
     tuned = kbr.tune(
         jax.tree_util.Partial(on_one, data),
         start,
