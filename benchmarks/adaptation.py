@@ -67,23 +67,25 @@ def plain(train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarr
     return float(np.mean(search.predict(test[0]) == test[1])), int(search.best_index_)
 
 
-def joint_prediction(sets: list[tuple[np.ndarray, np.ndarray]], averaged: bool) -> kbr.Embedding:
+def joint_prediction(sets: list[tuple[np.ndarray, np.ndarray]], stacked: bool) -> kbr.Embedding:
     """The embedding of labelled points one step ahead; bandwidth by the median heuristic on the last set."""
     observed = kbr.sample_sets([(jnp.asarray(x), jnp.asarray(y)) for x, y in sets])
     bandwidth = kbr.median_heuristic(jnp.asarray(sets[-1][0]))
     kernel = kbr.TensorProduct((kbr.Gaussian(bandwidth), kbr.Delta()))
     model = kbr.fit_dynamics(kernel, observed)
-    return kbr.mix_sets(kernel, observed, kbr.averaged_forecast(model) if averaged else kbr.forecast(model)[0])
+    return kbr.mix_sets(
+        kernel, observed, kbr.stacked_forecast(model).coefficients if stacked else kbr.forecast(model)[0]
+    )
 
 
 predict = jax.jit(joint_prediction, static_argnums=1)
 
 
 def predicted(
-    sets: list[tuple[np.ndarray, np.ndarray]], test: Any, averaged: bool, penalties: np.ndarray
+    sets: list[tuple[np.ndarray, np.ndarray]], test: Any, stacked: bool, penalties: np.ndarray
 ) -> dict[str, np.ndarray]:
     """Accuracies of PredSVM one step after the sets, hinge and squared hinge, at each C (for weights that sum to 1)."""
-    embedding = predict(sets, averaged)
+    embedding = predict(sets, stacked)
     (x, y), weights = embedding.points, embedding.weights
     arrays = np.asarray(x), np.asarray(y), np.asarray(weights)
 
@@ -106,10 +108,10 @@ def run(sets: list[tuple[np.ndarray, np.ndarray]]) -> dict[str, float]:
     found["last set"], own = plain(observed[-1], test)
     found |= {"all sets": plain(together, test)[0], "the target itself": plain(target, test)[0]}
     scaled = PENALTIES * len(observed[-1][1])
-    for averaged in (False, True):
-        past = predicted(observed[:-1], observed[-1], averaged, scaled)
-        for name, accuracies in predicted(observed, test, averaged, scaled).items():
-            method = f"PredSVM{', averaged' if averaged else ''}{name}"
+    for stacked in (False, True):
+        past = predicted(observed[:-1], observed[-1], stacked, scaled)
+        for name, accuracies in predicted(observed, test, stacked, scaled).items():
+            method = f"PredSVM{', stacked' if stacked else ''}{name}"
             found[method] = float(accuracies[own])
             found[f"{method}, C by prediction"] = float(accuracies[int(np.argmax(past[name]))])
     return found

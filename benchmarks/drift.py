@@ -25,7 +25,7 @@ from . import reporting
 COMMAND = "python -m benchmarks.drift"
 STEPS, SMALLEST, LARGEST, REPETITIONS, PATCHES = 9, 20, 60, 4, 60
 KERNELS = {"histogram intersection": kbr.HistogramIntersection(), "RBF chi-squared": kbr.RBFChiSquared(1.0)}
-METHODS = ("EDD", "EDD, averaged", "last set", "all sets")
+METHODS = ("EDD", "EDD, stacked", "last set", "all sets")
 
 
 def normalised(histograms: np.ndarray) -> np.ndarray:
@@ -109,7 +109,7 @@ def distances(kernel: kbr.AbstractKernel, points: jax.Array, mask: jax.Array) ->
     model = kbr.fit_dynamics(kernel, observed)
     coefficients = [
         kbr.forecast(model)[0],
-        kbr.averaged_forecast(model),
+        kbr.stacked_forecast(model).coefficients,
         jnp.zeros(STEPS - 1).at[-1].set(1),
         observed.sizes / jnp.sum(observed.sizes),
     ]
@@ -160,7 +160,7 @@ def main() -> None:
                     tests.append((test, float(rank_test(difference).pvalue)))
     for (test, _), corrected in zip(tests, holm([p for _, p in tests]), strict=True):
         test["p"] = corrected
-    header = ["drift, kernel", *METHODS, "EDD: wins (p) against last", "averaged: wins (p) against last"]
+    header = ["drift, kernel", *METHODS, "EDD: wins (p) against last", "stacked: wins (p) against last"]
     rows = []
     for name, row in results.items():
         cells = [f"{row[method]['mean']:.3f} ± {row[method]['se']:.3f}" for method in METHODS]

@@ -4,7 +4,7 @@ r"""Extrapolating the dynamics of distributions on Lampert's synthetic settings:
 
 A mixture whose shares drift, a Gaussian that moves, a Gaussian that contracts: sets of n points at each time, the prediction of
 the next. "EDD" is the paper's (regularizer 1 / n), "noise" has the mean sampling noise of the embeddings as its regularizer
-(the default of `fit_dynamics`), "averaged" is `averaged_forecast`; nothing but the observed sets decides. "+H" is followed by
+(the default of `fit_dynamics`), "stacked" is `stacked_forecast`; nothing but the observed sets decides. "+H" is followed by
 herding of n points on a grid. Distances are to the true embedding in closed form, in the RKHS of the normal density.
 """
 
@@ -83,11 +83,11 @@ def measure(setting: str, sets: jax.Array, future: jax.Array) -> dict[str, dict[
         "last": kbr.embed(k, sets[-1]),
         "EDD": kbr.extrapolate(model),
         "noise": kbr.extrapolate(kbr.fit_dynamics(k, observed)),
-        "averaged": kbr.mix_sets(k, observed, kbr.averaged_forecast(model)),
+        "stacked": kbr.mix_sets(k, observed, kbr.stacked_forecast(model).coefficients),
     }
-    for name in ("EDD", "averaged"):
+    for name in ("EDD", "stacked"):
         predictions[name + "+H"] = kbr.herd(predictions[name], grid, count=n).embedding
-    positive = ("true", "last", "EDD+H", "averaged+H")
+    positive = ("true", "last", "EDD+H", "stacked+H")
     return {
         "distance": {name: kbr.mmd_mixture(p, target) for name, p in predictions.items()},
         "KL": {name: kbr.smoothed_kl(target, predictions[name], wide) for name in positive},

@@ -4,7 +4,7 @@ from .dynamics import DistributionDynamics as DistributionDynamics
 from .dynamics import PredictedEstimator as PredictedEstimator
 from .dynamics import PredictedSVM as PredictedSVM
 from .dynamics import SampleSets as SampleSets
-from .dynamics import averaged_forecast as averaged_forecast
+from .dynamics import Stacked as Stacked
 from .dynamics import classify as classify
 from .dynamics import decision_values as decision_values
 from .dynamics import extrapolate as extrapolate
@@ -21,6 +21,7 @@ from .dynamics import refit_dynamics as refit_dynamics
 from .dynamics import sample_sets as sample_sets
 from .dynamics import sampling_noise as sampling_noise
 from .dynamics import set_gram as set_gram
+from .dynamics import stacked_forecast as stacked_forecast
 from .embedding import CrossCovariance as CrossCovariance
 from .embedding import Embedding as Embedding
 from .embedding import GaussianMixture as GaussianMixture

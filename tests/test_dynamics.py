@@ -251,11 +251,11 @@ def test_leave_one_out_is_refitting(form, times):
         close(kbr.leave_one_out_errors(model, kernel=kernel), np.diag(residuals @ gram @ residuals.T), 1e-10)
 
 
-def numpy_forecast(gram, form, lam, gammas, intervals, lengths):
-    """Coefficients after steps of the given lengths from the last set, from a Gram matrix alone."""
+def numpy_forecast(gram, form, lam, gammas, intervals, lengths, start=None):
+    """Coefficients after steps of the given lengths from the last set (or another), from a Gram matrix alone."""
     root = np.sqrt(gammas) * intervals
     inner = root[:, None] * gram[:-1, :-1] * root + lam * np.eye(len(root))
-    c = np.eye(len(gram))[-1]
+    c = np.eye(len(gram))[-1 if start is None else start]
     for length in lengths:
         rates = root * np.linalg.solve(inner, root * (gram[:-1] @ c)) / intervals
         ahead, behind = np.append(0, rates), np.append(rates, 0)
@@ -277,18 +277,35 @@ def test_forward_errors_are_refits(form, times, steps):
     close(kbr.forward_errors(model, steps=steps), expected)
 
 
-def test_averaged_forecast():
-    model = fit()
+def test_stacked_forecast():
+    model, factors = fit(), (1.0, 4.0)
     gram, noise = np.asarray(model.gram), np.mean(kbr.sampling_noise(G, model.sets))
-    predictions, scores = [], []
-    for form in ("next", "change"):
-        for factor in (1.0, 4.0):
-            one = kbr.refit_dynamics(model, regularizer=factor * noise, form=form)
-            predictions.append(numpy_forecast(gram, form, factor * noise, np.ones(5), np.ones(5), [1.0]))
-            errors = np.mean(kbr.leave_one_out_errors(one)[1:]) + np.mean(kbr.forward_errors(one, first=4))
-            scores.append(max(errors - 2 * noise, 0.05 * noise))
-    shares = np.asarray(scores) ** -4.0
-    close(kbr.averaged_forecast(model, factors=(1.0, 4.0)), shares @ predictions / shares.sum())
+    predictions, errors = [], []
+    for form, restored in (("next", False), ("next", True), ("change", False)):
+        for factor in factors:
+
+            def one(gram, form=form, restored=restored, factor=factor, start=None, skip=None):
+                c = numpy_forecast(
+                    gram, form, factor * noise, np.arange(len(gram) - 1) != skip, np.ones(len(gram) - 1), [1.0], start
+                )
+                return c / c.sum() if restored else c
+
+            predictions.append(one(gram))
+            left = [one(gram, start=t, skip=t) - np.eye(6)[t + 1] for t in range(1, 5)]
+            ahead = [np.append(one(gram[:t, :t]), np.zeros(6 - t)) - np.eye(6)[t] for t in (4, 5)]
+            errors.append((np.stack(left), np.stack(ahead)))
+    quadratic = noise * np.eye(6) + sum(
+        np.array([[np.mean(np.sum(a @ gram * b, axis=1)) for b in part] for a in part])
+        for part in zip(*errors, strict=True)
+    )
+    found = kbr.stacked_forecast(model, factors=factors)
+    shares = np.asarray(found.shares).reshape(-1)
+    close(found.coefficients, shares @ predictions)
+    # The conditions of optimality on the simplex.
+    gradient = quadratic @ shares
+    assert np.all(shares >= 0)
+    close(shares.sum(), 1)
+    assert np.all(gradient >= gradient @ shares - 1e-6 * noise)
 
 
 def test_linear_drift_with_unequal_times_is_extrapolated_exactly():

@@ -304,7 +304,7 @@ CASES = {
     "steps": (lambda: kbr.forecast(fit_dynamics([X, X]), 0), "`steps` must be an integer >= 1, got 0"),
     "start": (lambda: kbr.forecast(fit_dynamics([X, X]), start=jnp.ones(3)), r"`start` has shape \(3,\)"),
     "nothing to predict": (lambda: kbr.forward_errors(fit_dynamics([X, X])), "leave nothing to predict in 2 sets"),
-    "too few to average": (lambda: kbr.averaged_forecast(fit_dynamics([X, X])), "at least 4 sampled sets .* got 2"),
+    "too few to average": (lambda: kbr.stacked_forecast(fit_dynamics([X, X])), "at least 4 sampled sets .* got 2"),
     "decay": (lambda: kbr.recency_weights(3, 0.0), "`decay` must be positive"),
     "coefficients": (lambda: kbr.mix_sets(G, TWO_SETS, jnp.ones(3)), "`coefficients` has shape .* each of 2 points"),
     "other sets": (lambda: kbr.set_gram(G, TWO_SETS, kbr.sample_sets([Y])), "a set of `others`.* must agree"),

@@ -470,7 +470,7 @@ def test_dynamics_of_distributions(form):
     ahead, behind = np.append(0, rates), np.append(rates, 0)
     close(kbr.forecast(model)[0], ahead if form == "next" else np.eye(5)[-1] + ahead - behind, 1e-4)
     single((kbr.extrapolate(model, 2).weights, kbr.leave_one_out_errors(model), kbr.forward_errors(model)))
-    single((kbr.averaged_forecast(model), kbr.sampling_noise(KERNEL, SETS)))
+    single((kbr.stacked_forecast(model).coefficients, kbr.sampling_noise(KERNEL, SETS)))
 
 
 @pytest.mark.parametrize("rule", ["greedy", "printed", "line-search", "corrective", "free"])

@@ -1,6 +1,5 @@
 """Dynamics of distributions from samples of different times: extrapolation, its selection, classifiers of the future."""
 
-from ._averaging import averaged_forecast as averaged_forecast
 from ._dynamics import DistributionDynamics as DistributionDynamics
 from ._dynamics import extrapolate as extrapolate
 from ._dynamics import fit_dynamics as fit_dynamics
@@ -21,3 +20,5 @@ from ._sets import mix_sets as mix_sets
 from ._sets import sample_sets as sample_sets
 from ._sets import sampling_noise as sampling_noise
 from ._sets import set_gram as set_gram
+from ._stacking import Stacked as Stacked
+from ._stacking import stacked_forecast as stacked_forecast

@@ -54,18 +54,27 @@ def leave_one_out_errors(model: DistributionDynamics, *, kernel: Any = None) -> 
 
     **Returns:** `[T - 1]`. Cost O(T^3).
     """
-    gram, count = _reference(model, kernel), model.gram.shape[0]
-    matrix, identity = model.coefficients, jnp.eye(count - 1, dtype=gram.dtype)
+    return _squares(
+        left_out_predictions(model) - jnp.eye(model.gram.shape[0], dtype=model.gram.dtype)[1:],
+        _reference(model, kernel),
+    )
+
+
+def left_out_predictions(model: DistributionDynamics) -> Float[Array, "t T"]:
+    """Coefficients of the prediction of each set from the one before it, by the operator learned from all other steps."""
+    count = model.gram.shape[0]
+    matrix, identity = model.coefficients, jnp.eye(count - 1, dtype=model.gram.dtype)
     diagonal = jnp.diagonal(matrix)
     learned = diagonal > 0
     # A step without weight taught nothing: its error is that of the operator as it is.
     plain = identity - matmul(model.gram[:-1, :-1], matrix)
     ratios = jnp.where(learned[:, None], matrix / jnp.where(learned, diagonal, 1)[:, None], plain)
     ratios = ratios * (model.intervals[:, None] / model.intervals[None, :])
-    residuals = jnp.zeros((count - 1, count), gram.dtype).at[:, 1:].set(ratios)
+    # The residual of step t is sum_s V_ts nu_s with V_tt = 1: the step itself less its prediction.
+    residuals = jnp.zeros((count - 1, count), model.gram.dtype).at[:, 1:].set(ratios)
     if model.form == "change":
         residuals = residuals.at[:, :-1].add(-ratios)
-    return _squares(residuals, gram)
+    return jnp.eye(count, dtype=model.gram.dtype)[1:] - residuals
 
 
 def forward_errors(
@@ -84,21 +93,27 @@ def forward_errors(
 
     **Returns:** `[T - k - first + 1]`. Cost O(T^4), of small matrices. **Raises:** `ValueError` if no set is left to predict.
     """
-    gram, count = _reference(model, kernel), model.gram.shape[0]
+    count = model.gram.shape[0]
     first, steps = as_count(first, "first"), as_count(steps, "steps")
     if first < 2 or first + steps > count:
         raise ValueError(
             f"`first` = {first} and `steps` = {steps} leave nothing to predict in {count} sets; `first` is at least 2, and "
             "`first` + `steps` at most the number of sets."
         )
+    targets = jnp.eye(count, dtype=model.gram.dtype)[first - 1 + steps :]
+    return _squares(forward_predictions(model, first, steps) - targets, _reference(model, kernel))
 
-    def error(last):  # the index of the last set that is known
-        seen = jnp.arange(count - 1) < last
-        gammas = jnp.where(seen, model.step_weights, 0)
+
+def forward_predictions(model: DistributionDynamics, first: int, steps: int) -> Float[Array, "m T"]:
+    """Coefficients of the predictions of sets `first` + `steps`, ..., T, each by the operator learned up to `steps` sets before it."""
+    count, dtype = model.gram.shape[0], model.gram.dtype
+
+    def predict(last):  # the index of the last set that is known
+        gammas = jnp.where(jnp.arange(count - 1) < last, model.step_weights, 0)
         matrix = coefficient_matrix(model.gram, gammas, model.intervals, model.regularizer)
-        c = jax.nn.one_hot(last, count, dtype=gram.dtype)
+        c = jax.nn.one_hot(last, count, dtype=dtype)
         for k in range(steps):
             c = advance(model, matrix, c, model.intervals[last + k])
-        return c - jax.nn.one_hot(last + steps, count, dtype=gram.dtype)
+        return c
 
-    return _squares(jax.vmap(error)(jnp.arange(first - 1, count - steps)), gram)
+    return jax.vmap(predict)(jnp.arange(first - 1, count - steps))

@@ -1,0 +1,102 @@
+"""A forecast without parameters to choose: many learned dynamics, combined by how their errors on observed steps cancel."""
+
+from collections.abc import Sequence
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from .._checks import as_positive
+from .._numerics import matmul
+from .._typing import Array, ArrayLike, Float
+from ..embedding import GaussianMixture, normalised
+from ._dynamics import DistributionDynamics, forecast
+from ._selection import forward_predictions, left_out_predictions, refit_dynamics
+from ._sets import sampling_noise
+
+#: Regularizers, in units of the sampling noise of the embeddings.
+_FACTORS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+
+#: What is regressed, and whether predictions are divided by their mass.
+_FAMILIES = (("next", False), ("next", True), ("change", False))
+
+_DESCENT_STEPS = 1000
+
+
+class Stacked(eqx.Module):
+    r"""What `stacked_forecast` found: `coefficients` `[T]` of the prediction for `mix_sets`, and the `shares` `[3, m]` of its
+    candidates: the form "next", the same with its mass restored, and the form "change", by regularizer.
+    """
+
+    coefficients: Float[Array, " T"]
+    shares: Float[Array, "3 m"]
+
+
+def stacked_forecast(model: DistributionDynamics, *, factors: Sequence[float] | ArrayLike = _FACTORS) -> Stacked:
+    r"""A one-step prediction that needs no regularizer: a convex combination of the predictions of many (stacking; Wolpert 1992).
+
+    Candidates are both forms of `fit_dynamics`, "next" with and without its mass restored, with regularizers $f \sigma^2$ for the mean
+    `sampling_noise` $\sigma^2$ of the embeddings. Their shares $\pi$ minimise the squared RKHS error of the combination on steps
+    that were observed, each predicted without being known,
+
+    $$ \min_{\pi \ge 0, \sum_c \pi_c = 1} \operatorname{mean}_{t, \text{left out}} | \sum_c \pi_c e_{ct} |^2
+       + \operatorname{mean}_{t, \text{ahead}} | \sum_c \pi_c e_{ct} |^2 + \sigma^2 |\pi|^2, $$
+
+    all steps but the first left out in turn, and the sets from half of the sequence on predicted from those before. Where "next",
+    which shrinks to 0, and "change", which shrinks to the last set, err to opposite sides, their errors cancel.
+
+    **Arguments:** `model`, whose Gram matrix is used, with step weights and times (its form and regularizer are not); `factors` f
+    `[m]`.
+
+    **Returns:** a `Stacked`. Cost O(m T^4) and a descent of O(m^2) steps; no gradient flows through the shares.
+
+    **Raises:** `ValueError` for fewer than four sets, or infinite samples, which have no noise.
+    """
+    count = model.gram.shape[0]
+    if count < 4 or isinstance(model.sets, GaussianMixture):
+        raise ValueError(
+            f"Stacking needs at least 4 sampled sets to judge predictions by, got {count}; use `forecast`."
+        )
+    factors = as_positive(jnp.asarray(factors), "factors").astype(model.gram.dtype)
+    noise = jnp.mean(sampling_noise(model.kernel, model.sets, squared_norms=jnp.diagonal(model.gram)))
+    return _stack(
+        model, factors, jnp.maximum(noise, jnp.finfo(model.gram.dtype).eps * jnp.mean(jnp.diagonal(model.gram)))
+    )
+
+
+@eqx.filter_jit
+def _stack(model: DistributionDynamics, factors: Float[Array, " m"], noise: Float[Array, ""]) -> Stacked:
+    count = model.gram.shape[0]
+    first = min(2 + (count - 1) // 2, count - 1)
+    identity = jnp.eye(count, dtype=model.gram.dtype)
+
+    def candidate(factor, form, restored):
+        one = refit_dynamics(model, regularizer=factor * noise, form=form)
+        found = forecast(one), left_out_predictions(one)[1:], forward_predictions(one, first, 1)
+        return tuple(normalised(c) for c in found) if restored else found
+
+    families = [jax.vmap(lambda f, a=form, b=restored: candidate(f, a, b))(factors) for form, restored in _FAMILIES]
+    predictions, left_out, ahead = (jnp.concatenate(parts) for parts in zip(*families, strict=True))
+    quadratic = noise * jnp.eye(predictions.shape[0], dtype=noise.dtype)
+    for errors in (left_out - identity[2:], ahead - identity[first:]):
+        smoothed = matmul(errors, model.gram)
+        quadratic = quadratic + jnp.einsum("ati,bti->ab", smoothed, errors) / errors.shape[1]
+    shares = _on_simplex(lax.stop_gradient(quadratic))
+    return Stacked(matmul(shares, predictions[:, 0]), shares.reshape(len(_FAMILIES), -1))
+
+
+def _on_simplex(quadratic: Float[Array, "c c"]) -> Float[Array, " c"]:
+    """Argmin of w' Q w over w >= 0 with sum 1, by accelerated projected gradient descent."""
+    rate = 1 / jnp.linalg.norm(quadratic)
+
+    def step(_, carry):
+        w, ahead, momentum = carry
+        with jax.numpy_dtype_promotion("standard"):  # optax mixes counts with floats
+            new = optax.projections.projection_simplex(ahead - rate * matmul(quadratic, ahead))
+        following = (1 + jnp.sqrt(1 + 4 * momentum**2)) / 2
+        return new, new + (momentum - 1) / following * (new - w), following
+
+    start = jnp.full(quadratic.shape[0], 1 / quadratic.shape[0], quadratic.dtype)
+    return lax.fori_loop(0, _DESCENT_STEPS, step, (start, start, jnp.ones((), quadratic.dtype)))[0]
