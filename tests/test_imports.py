@@ -18,7 +18,7 @@ FLOORS = (
     ("features",),
     ("embedding",),
     ("rules",),
-    ("filtering",),
+    ("filtering", "propagation"),
     ("tuning",),
     ("plotting",),
     ("__init__",),
