@@ -114,19 +114,20 @@ def read_beliefs(
     """
     graph = model.graph
     hidden = graph.hidden_kinds.tolist()
-    kinds = hidden if kinds is None else sorted(set(kinds))
-    if not kinds or not set(kinds) <= set(hidden):
-        raise ValueError(f"`kinds` must be among the kinds of hidden nodes, {hidden}; got {kinds}.")
-    nodes = graph.hidden[np.isin(graph.kinds[graph.hidden], kinds)]
+    wanted = hidden if kinds is None else sorted(set(kinds))
+    if not wanted or not set(wanted) <= set(hidden):
+        raise ValueError(f"`kinds` must be among the kinds of hidden nodes, {hidden}; got {wanted}.")
+    nodes = graph.hidden[np.isin(graph.kinds[graph.hidden], wanted)]
     place = np.searchsorted(graph.hidden, nodes)
     if points is None:
-        return _on_support(model, messages, kinds, nodes, place)
+        return _on_support(model, messages, wanted, nodes, place)
     points = as_points(points, "points")
-    for kind in kinds:
+    for kind in wanted:
         check_alike(points, "points", model.samples[kind], f"training sample of nodes of kind {kind}")
         model.kernels[kind].check(points, "points")
-    prior = _marginal(model, kinds, points, marginal)[np.searchsorted(kinds, graph.kinds[nodes])]
-    values = _read(model, messages, points, tuple(kinds))[place] * prior
+    prior = _marginal(model, wanted, points, marginal)[np.searchsorted(wanted, graph.kinds[nodes])]
+    known = (messages.values, messages.local, messages.floor, messages.evidence)
+    values = _read(model, known, points, tuple(wanted))[place] * prior
     total = (
         jnp.ones(size(points), values.dtype) if widths is None else as_positive(widths, "widths").astype(values.dtype)
     )
@@ -158,8 +159,9 @@ def _on_support(
 
 
 @eqx.filter_jit
-def _read(model: PropagationModel, messages: Messages, points: Points, kinds: tuple[int, ...]) -> Float[Array, "N p"]:
+def _read(model: PropagationModel, known: tuple, points: Points, kinds: tuple[int, ...]) -> Float[Array, "N p"]:
     """Products of all messages and evidence at common points, for every hidden node; meaningful for the given kinds."""
+    messages, local, floor, evidence = known
     graph, slots = model.graph, model.layout.message_slots
     rows, row_of, start = [], np.full(slots.count + 1, -1), 0
     for group, block in enumerate(slots.blocks):
@@ -167,25 +169,20 @@ def _read(model: PropagationModel, messages: Messages, points: Points, kinds: tu
         wanted = np.flatnonzero(np.isin(graph.kinds[targets], kinds))
         if not len(wanted):
             continue
-        products = sources(model, group, None, block, messages.values, messages.local)[wanted]
+        products = sources(model, group, None, block, messages, local)[wanted]
         sent = model.messages[group].pick(wanted).read(products, points)
-        rows.append(rescaled(sent, messages.floor).reshape(-1, size(points)))
+        rows.append(rescaled(sent, floor).reshape(-1, size(points)))
         row_of[block[wanted].reshape(-1)] = start + np.arange(rows[-1].shape[0])
         start += rows[-1].shape[0]
     rows = jnp.concatenate([*rows, jnp.ones((1, size(points)), model.dtype)])
     row_of[slots.count] = start
     table = row_of[slots.arrivals(graph.hidden)]
-    known = known_values(model, messages.evidence, points, kinds, rows.dtype)[:-1]
+    total = known_values(model, evidence, points, kinds, rows.dtype)[:-1]
     watched = evidence_rows(
-        model,
-        messages.evidence,
-        messages.floor,
-        lambda transfer, codes: transfer.read(codes, points),
-        size(points),
-        kinds,
+        model, evidence, floor, lambda transfer, codes: transfer.read(codes, points), size(points), kinds
     )
-    known = product(known, lambda index: watched[index], model.layout.evidence_slots.arrivals(graph.hidden))
-    return product(known, lambda index: rows[index], table)
+    total = product(total, lambda index: watched[index], model.layout.evidence_slots.arrivals(graph.hidden))
+    return product(total, lambda index: rows[index], table)
 
 
 def _marginal(model: PropagationModel, kinds: list, points: Points, marginal: Any) -> Float[Array, "kinds p"]:

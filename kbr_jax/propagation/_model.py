@@ -111,12 +111,13 @@ def fit_propagation(
     """
     kernels = _as_kernels(kernels, graph.num_kinds)
     pairs, samples = _as_pairs(graph, kernels, pairs, points)
-    regularizers = as_positive(regularizer, "regularizer")
-    if regularizers.ndim > 1 or (regularizers.ndim and regularizers.shape[0] != graph.num_templates):
+    ridges = as_positive(regularizer, "regularizer")
+    if ridges.ndim > 1 or (ridges.ndim and ridges.shape[0] != graph.num_templates):
         raise ValueError(
-            f"`regularizer` has shape {regularizers.shape}; give one number, or one for each of {graph.num_templates} templates."
+            f"`regularizer` has shape {ridges.shape}; give one number, or one for each of {graph.num_templates} templates."
         )
-    regularizers = jnp.broadcast_to(regularizers, (graph.num_templates,))
+    dtype = jax.eval_shape(kernels[graph.hidden_kinds[0]].diagonal, samples[graph.hidden_kinds[0]]).dtype
+    ridges = jnp.broadcast_to(ridges.astype(dtype), (graph.num_templates,))
     hidden, watched = directed_edges(graph)
     segments = {kind: _segments(graph, pairs, samples, kind, hidden) for kind in graph.hidden_kinds.tolist()}
     if pivots is None:
@@ -130,9 +131,7 @@ def fit_propagation(
     def regression(direction: int, observed: bool) -> Regression:
         source, target = ends(graph, direction)
         given, conditioned = _sides(pairs, direction)
-        dtype = jax.eval_shape(kernels[target].diagonal, conditioned).dtype
-        ridge = regularizers[direction // 2].astype(dtype)
-        item = Regression(kernels[target], conditioned, ridge, supports[target])
+        item = Regression(kernels[target], conditioned, ridges[direction // 2], supports[target])
         if observed:
             return dataclasses.replace(item, watched=(kernels[source], given))
         if pivots is None:
@@ -149,7 +148,8 @@ def fit_propagation(
         kernels,
         tuple(supports.get(kind) for kind in range(graph.num_kinds)),
         samples,
-        *transfers,
+        transfers[0],
+        transfers[1],
         features,
         offsets,
         pivots is None,
@@ -169,7 +169,7 @@ def _fit_groups(graph: PairwiseGraph, regression: Any, hidden: dict, watched: di
         layouts.append(tuple(tuple(directions[i] for i in group) for group in groups))
         transfers.append(tuple(transfer for transfer, _ in fitted))
         features = tuple(source for _, source in fitted)
-    return Layout(graph, *layouts), transfers, features
+    return Layout(graph, layouts[0], layouts[1]), transfers, features
 
 
 def _as_kernels(kernels: Any, count: int) -> tuple[AbstractKernel, ...]:

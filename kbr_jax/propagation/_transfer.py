@@ -14,6 +14,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from .._numerics import matmul, psd_solve
@@ -67,11 +68,11 @@ class Transfer(eqx.Module):
     """
 
     features: AbstractFeatures
-    regularizer: Float[Array, " G"]
-    right: Float[Array, "G c r"] | None
-    matrix: Float[Array, "G q k"]
+    regularizer: Float[Array, "*G"]
+    right: Float[Array, "*G c r"] | None
+    matrix: Float[Array, "*G q k"]
 
-    def pick(self, index: Int[Array, " H"]) -> "Transfer":
+    def pick(self, index: Int[Array, " H"] | np.ndarray) -> "Transfer":
         """Some of the directions."""
         return jax.tree.map(lambda leaf: leaf[index], self)
 
