@@ -2,8 +2,8 @@ r"""Beliefs on a tree of bimodal variables against exact sum-product on a fine g
 
     python -m benchmarks.bimodal_tree
 
-Six hidden variables, $x_0 \sim \frac12 N(-1, .4^2) + \frac12 N(1, .4^2)$ and $x_s \mid x_t \sim N(1.2 \sin(2 x_t), .5^2)$ along the edges
-(0, 1), (1, 2), (1, 3), (0, 4), (4, 5); each is seen only through $y \sim N(|x|, .4^2)$ at nodes 2, 3 and 5: the sign must come
+Six hidden variables: $x_0 \sim \frac12 N(-1, .4^2) + \frac12 N(1, .4^2)$ and $x_s \mid x_t \sim N(1.2 \sin(2 x_t), .5^2)$ along
+the edges (0, 1), (1, 2), (1, 3), (0, 4), (4, 5). Nodes 2, 3 and 5 are seen through $y \sim N(|x|, .4^2)$: the sign must come
 from the neighbours. Total variation between the estimated and the exact marginals, mean over hidden nodes and test cases.
 Messages in feature form; bandwidths and regularizer follow the sample size by fixed rules.
 """
@@ -110,7 +110,12 @@ def main() -> None:
         seconds = (time.perf_counter() - start) / REPETITIONS
         results[str(size)] = {"total variation": values, "seconds": seconds}
     rows = [
-        [m, f"{np.mean(r['total variation']):.4f}", " ".join(f"{v:.4f}" for v in r["total variation"]), f"{r['seconds']:.1f}"]
+        [
+            m,
+            f"{np.mean(r['total variation']):.4f}",
+            " ".join(f"{v:.4f}" for v in r["total variation"]),
+            f"{r['seconds']:.1f}",
+        ]
         for m, r in results.items()
     ]
     print(reporting.table(["m", "total variation", "each sample", "seconds"], rows))
