@@ -15,7 +15,7 @@ from .._typing import Array, ArrayLike, Float, Points, PRNGKeyArray
 from ..embedding import Embedding
 from ..kernels import AbstractKernel, as_kernel
 from ._evidence import evidence_rows, known_values
-from ._functions import product, rescaled
+from ._functions import product, rescaled, rows_or_ones
 from ._inference import Messages, sources
 from ._model import PropagationModel
 from ._transfer import map_alike
@@ -154,7 +154,7 @@ def _on_support(
         )
     points = model.supports[kinds[0]]
     table = model.layout.message_slots.arrivals(nodes)
-    values = product(messages.local[place], lambda index: messages.values[index], table)
+    values = product(messages.local[place], lambda index: rows_or_ones(messages.values, index), table)
     return Beliefs(points, _normalised(jnp.maximum(values[:, : size(points)], 0)), None, tuple(nodes.tolist()))
 
 
@@ -177,7 +177,7 @@ def _read(model: PropagationModel, known: tuple, points: Points, kinds: tuple[in
     rows = jnp.concatenate([*rows, jnp.ones((1, size(points)), model.dtype)])
     row_of[slots.count] = start
     table = row_of[slots.arrivals(graph.hidden)]
-    total = known_values(model, evidence, points, kinds, rows.dtype)[:-1]
+    total = known_values(model, evidence, points, kinds, rows.dtype)
     watched = evidence_rows(
         model, evidence, floor, lambda transfer, codes: transfer.read(codes, points), size(points), kinds
     )

@@ -12,7 +12,7 @@ from jax import lax
 from .._checks import as_mask, as_points, check_alike, fill, size, take
 from .._typing import Array, ArrayLike, Bool, Float, Points
 from ..features import AbstractFeatures
-from ._functions import peak, product, rescaled
+from ._functions import peak, product, rescaled, rows_or_ones
 from ._graph import PairwiseGraph
 from ._model import PropagationModel
 from ._transfer import alike, stack
@@ -41,7 +41,7 @@ class Evidence(eqx.Module):
 
 
 def local_factors(model: PropagationModel, evidence: Evidence, floor: Float[Array, ""]) -> Float[Array, "N q"]:
-    """The product of all evidence at each hidden node's support, and a row of ones."""
+    """The product of all evidence at each hidden node's support."""
 
     def padded(values):
         return jnp.pad(values, ((0, 0),) * (values.ndim - 1) + ((0, model.width - values.shape[-1]),))
@@ -53,7 +53,6 @@ def local_factors(model: PropagationModel, evidence: Evidence, floor: Float[Arra
     hidden = model.graph.hidden
     table = model.layout.evidence_slots.arrivals(hidden)
     local = product(jnp.ones((len(hidden), model.width), rows.dtype), lambda index: rows[index], table)
-    local = jnp.concatenate([local, rows[-1:]])
     return local * _known(model, evidence, dict(enumerate(model.supports)), model.width, local.dtype)
 
 
@@ -103,13 +102,13 @@ def _encode(features: AbstractFeatures, points: Points) -> Float[Array, "G w r"]
 def known_values(
     model: PropagationModel, evidence: Evidence, points: Points, kinds: tuple[int, ...], dtype: Any
 ) -> Float[Array, "N p"]:
-    """The product of the known likelihoods of each hidden node of some kinds at common points, and a row of ones."""
+    """The product of the known likelihoods of each hidden node of some kinds at common points."""
     return _known(model, evidence, dict.fromkeys(kinds, points), size(points), dtype)
 
 
 def _known(model: PropagationModel, evidence: Evidence, supports: dict[int, Points], width: int, dtype: Any) -> Array:
     graph = model.graph
-    total = jnp.ones((len(graph.hidden) + 1, width), dtype)
+    total = jnp.ones((len(graph.hidden), width), dtype)
     for known in evidence.likelihoods:
         nodes = np.asarray(known.nodes, int)
         kinds = [kind for kind in np.unique(graph.kinds[nodes]).tolist() if kind in supports]
@@ -120,10 +119,9 @@ def _known(model: PropagationModel, evidence: Evidence, supports: dict[int, Poin
             points, data = take(stack([supports[kind] for kind in members]), place), take(known.data, own)
             values = jax.vmap(lambda x, y: jax.vmap(lambda p: jnp.asarray(known.function(p, y)))(x))(points, data)  # noqa: B023
             values = jnp.pad(values.astype(dtype), ((0, 0), (0, width - values.shape[1])))
-            rows = jnp.concatenate([values / peak(values), jnp.ones((1, width), dtype)])
             index = np.full(len(total), len(own))
             index[np.searchsorted(graph.hidden, nodes[own])] = np.arange(len(own))
-            total = total * rows[index]
+            total = total * rows_or_ones(values / peak(values), index)
     return total
 
 

@@ -26,7 +26,13 @@ def product(start: Array, factor: Callable[[Any], Array], table: Any) -> Array:
     return lax.scan(step, start, jnp.moveaxis(jnp.asarray(table), -1, 0))[0]
 
 
+def rows_or_ones(table: Float[Array, "n q"], index: Any) -> Float[Array, "..."]:
+    """Rows of a table, and ones for indices beyond its end: where nothing is heard."""
+    return table.at[index].get(mode="fill", fill_value=1)
+
+
 def peak(values: Array) -> Array:
+    """The largest value of each function where it is positive, else 1."""
     peak = jnp.max(values, axis=-1, keepdims=True)
     return jnp.where(peak > 0, peak, 1)
 

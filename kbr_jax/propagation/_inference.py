@@ -12,7 +12,7 @@ from jax import lax
 from .._checks import as_count, as_share
 from .._typing import Array, ArrayLike, Float, Int
 from ._evidence import Evidence, Likelihood, as_evidence, local_factors
-from ._functions import product, rescaled
+from ._functions import product, rescaled, rows_or_ones
 from ._layout import padded_table
 from ._model import PropagationModel
 from ._transfer import Transfer
@@ -21,8 +21,8 @@ from ._transfer import Transfer
 class Messages(eqx.Module):
     """The messages of one case, as `propagate_tree` and `propagate_loopy` leave them.
 
-    - `values` `[M + 1, q]`: each at the support of the node that it goes to, largest value 1; the last row is ones.
-    - `local` `[N + 1, q]`: for each hidden node the product of its evidence at its support; the last row is ones.
+    - `values` `[M, q]`: each at the support of the node that it goes to, largest value 1.
+    - `local` `[N, q]`: for each hidden node the product of its evidence at its support.
     - `residuals` `[sweeps]`: the largest change of a message in each sweep (0 on trees); `sweeps`: how many were done.
     - `floor`, `evidence`: as used, for reading beliefs at other points.
     """
@@ -109,7 +109,7 @@ def _tree(model: PropagationModel, evidence: Evidence, floor: Float[Array, ""]) 
             messages = messages.at[rows].set(rescaled(sent, floor), mode="drop")
         return messages, None
 
-    messages = jnp.ones((slots.count + 1, model.width), local.dtype)
+    messages = jnp.ones((slots.count, model.width), local.dtype)
     if slots.count:
         messages, _ = lax.scan(send, messages, schedule)
     return Messages(messages, local, jnp.zeros(1, local.dtype), jnp.asarray(1), floor, evidence)
@@ -139,16 +139,16 @@ def _schedule(block: np.ndarray, levels: np.ndarray) -> tuple[np.ndarray, np.nda
 def _flood(model: PropagationModel, evidence: Evidence, sweeps: int, damping, floor, tolerance) -> Messages:
     slots = model.layout.message_slots
     local = local_factors(model, evidence, floor)
-    real = jnp.asarray(slots.sources >= 0)[:, None]
+    real = (slots.sources >= 0)[:, None]
 
     def sweep(old):
         sent = [
             _outgoing(model, group, None, block, old, local).reshape(-1, old.shape[-1])
             for group, block in enumerate(slots.blocks)
         ]
-        new = rescaled(jnp.concatenate(sent), floor) * (1 - damping) + damping * old[:-1]
-        new = jnp.where(real, new, 1)
-        return jnp.concatenate([new, old[-1:]]), jnp.max(jnp.abs(new - old[:-1]))
+        new = rescaled(sent[0] if len(sent) == 1 else jnp.concatenate(sent), floor) * (1 - damping) + damping * old
+        new = new if real.all() else jnp.where(real, new, 1)
+        return new, jnp.max(jnp.abs(new - old))
 
     def step(carry, _):
         messages, residual, done = carry
@@ -159,7 +159,7 @@ def _flood(model: PropagationModel, evidence: Evidence, sweeps: int, damping, fl
         messages, residual = lax.cond(going, sweep, lambda old: (old, residual), messages)
         return (messages, residual, done + going.astype(done.dtype)), residual
 
-    start = jnp.ones((slots.count + 1, model.width), local.dtype)
+    start = jnp.ones((slots.count, model.width), local.dtype)
     if not slots.count:
         return Messages(start, local, jnp.zeros(sweeps, local.dtype), jnp.asarray(0), floor, evidence)
     carry = (start, jnp.asarray(jnp.inf, local.dtype), jnp.asarray(0))
@@ -182,7 +182,7 @@ def sources(model: PropagationModel, group: int, directions: Any, rows: Any, mes
     offsets = np.asarray(model.offsets[group])
     place = np.full(model.graph.num_nodes + 1, len(model.graph.hidden))
     place[model.graph.hidden] = np.arange(len(model.graph.hidden))
-    # The row behind the last is for slots without an edge: nothing heard, nobody speaks.
+    # What lies beyond the end is ones: for slots without an edge nothing is heard, and nobody speaks.
     heard = np.concatenate([model.layout.incoming, np.full((2, model.layout.incoming.shape[1]), slots.count)])
     nodes = place[np.concatenate([slots.sources, [-1, -1]])]
     if isinstance(rows, np.ndarray):
@@ -192,8 +192,8 @@ def sources(model: PropagationModel, group: int, directions: Any, rows: Any, mes
 
     def columns(table, index):
         if not np.any(np.asarray(model.offsets[group])):
-            return table[index][..., :count]
-        cut = lambda own, start: lax.dynamic_slice_in_dim(table[own], start, count)  # noqa: E731
-        return jax.vmap(jax.vmap(cut, (0, None)))(index, offsets)
+            return rows_or_ones(table, index)[..., :count]
+        cut = jax.vmap(jax.vmap(lambda own, start: lax.dynamic_slice(table, (own, start), (1, count))[0], (0, None)))
+        return jnp.where((index < len(table))[..., None], cut(index, offsets), 1)
 
     return product(columns(local, nodes), lambda index: columns(messages, index), heard)
