@@ -21,6 +21,8 @@ MODULES = [
     "camera_tuning",
     "camera_demo",
     "indoor",
+    "bimodal_tree",
+    "depth",
 ]
 
 

@@ -132,7 +132,8 @@ def fit_discrete(data: Training, p: dict) -> dict[str, jax.Array]:
     """Tables on `bins` bins: counts of pairs, blurred by a Gaussian of width `blur` (in depth), plus `alpha` in all.
 
     Matrices `[rows, b, b]` of p(source | target) towards each side; marginals; and the training bins of each row, from which the
-    likelihood of a feature is a kernel average with bandwidth `c`: p(bin | x) / p(bin).
+    likelihood of a feature is taken, p(bin | x) / p(bin). Features are discrete too, `cells` cells of k-means (0.5 is added to each
+    count); or, with a bandwidth `c` instead, the likelihood is a kernel average.
     """
     bins = p["bins"]
     low, high = data.range
@@ -164,9 +165,13 @@ def fit_discrete(data: Training, p: dict) -> dict[str, jax.Array]:
         "own": own,
         "marginals": own.mean(1),
         "train": data.features,
-        "c": p["c"],
     }
-    return {name: jnp.asarray(table, jnp.float32) for name, table in tables.items()}
+    tables = {name: jnp.asarray(table, jnp.float32) for name, table in tables.items()}
+    if "c" in p:
+        return {**tables, "c": jnp.float32(p["c"])}
+    pooled = jnp.asarray(data.features.reshape(-1, data.features.shape[-1]))
+    cells = kbr.kmeans_landmarks(pooled, rank=p["cells"], key=jax.random.key(0), iterations=20)
+    return {**tables, "cells": cells.points}
 
 
 def _scaled(values: jax.Array, floor: float) -> jax.Array:
@@ -191,11 +196,18 @@ def discrete_local(tables: dict[str, jax.Array], features: jax.Array, floor: flo
 
     def row(inputs):
         train, own, marginal, queries = inputs
-        near = kbr.gram(kbr.Gaussian(tables["c"]), queries, train)
-        return jnp.matmul(near, own) / marginal
+        if "c" in tables:
+            near = kbr.gram(kbr.Gaussian(tables["c"]), queries, train)
+            return jnp.matmul(near, own) / marginal
+        counts = jax.nn.one_hot(_nearest(tables["cells"], train), len(tables["cells"]), axis=0) @ own + 0.5 * marginal
+        return counts[_nearest(tables["cells"], queries)] / marginal
 
     rows = (tables["train"], tables["own"], tables["marginals"], features)
     return _scaled(jax.lax.map(row, rows) + 1e-30, floor)
+
+
+def _nearest(cells: jax.Array, features: jax.Array) -> jax.Array:
+    return jnp.argmin(jnp.sum((features[:, None] - cells[None]) ** 2, -1), axis=1)
 
 
 @functools.partial(jax.jit, static_argnames="sweeps")
