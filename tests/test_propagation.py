@@ -227,12 +227,12 @@ class Reference:
 GRID_H, GRID_LAM, LEAF_H = 0.7, 0.03, 0.5
 
 
-def grid_problem(seed=3, n=9):
-    """A 2 x 3 grid with leaves, a sample for each row's template."""
+def grid_problem(seed=3):
+    """A 2 x 3 grid with leaves, a sample for each row's template, of different sizes."""
     rng = np.random.default_rng(seed)
     graph = kbr.grid_graph(2, 3)
-    first = [rng.normal(size=n) for _ in range(graph.num_templates)]
-    pairs = [(x, np.sin(x) + 0.4 * rng.normal(size=n)) for x in first]
+    first = [rng.normal(size=n) for n in (9, 7, 8, 10, 9)]
+    pairs = [(x, np.sin(x) + 0.4 * rng.normal(size=len(x))) for x in first]
     return graph, pairs, rng.normal(size=6)
 
 

@@ -135,6 +135,60 @@ def test_sweeps_stop_at_a_tolerance_and_are_exact_on_trees():
     assert int(full.sweeps) < 60 and float(full.residuals[-1]) <= 1e-6
 
 
+def test_one_template_between_hidden_and_observed_nodes_of_one_kind():
+    rng = np.random.default_rng(4)
+    a = np.concatenate([np.arange(9) % 3, rng.integers(0, 3, 30)])
+    b = np.concatenate([np.arange(9) // 3, (a[9:] + rng.integers(0, 2, 30)) % 3])
+    graph = kbr.pairwise_graph([[0, 1], [1, 2], [2, 3]], templates=[0, 0, 0], observed=[3])
+
+    @jax.jit
+    def run(a, b, seen):
+        every = kbr.given_landmarks(jnp.arange(3))
+        options = {"landmarks": every, "landmarks_observed": every, "regularizer": 1e-14}
+        model = kbr.fit_propagation(graph, kbr.Delta(), pairs=[(a, b)], **options)
+        return kbr.read_beliefs(
+            model, kbr.propagate_tree(model, seen), jnp.arange(3), marginal=jnp.ones(3)
+        ).probabilities
+
+    beliefs = np.asarray(run(jnp.asarray(a), jnp.asarray(b), jnp.asarray([1])))
+    table = np.zeros((3, 3))
+    np.add.at(table, (a, b), 1 / len(a))
+    step = table / table.sum(1, keepdims=True)
+    heard = np.eye(3)[1]
+    for node in (2, 1, 0):
+        heard = step @ heard
+        close(beliefs[node], heard / heard.sum(), 1e-10)
+    assert graph.num_kinds == 1
+
+
+def test_evidence_of_different_kinds_multiplies():
+    rng = np.random.default_rng(6)
+    x = rng.normal(size=15)
+    points = [jnp.asarray(p) for p in (x, np.stack([x, -x], 1) + 0.5 * rng.normal(size=(15, 2)), (x > 0).astype(int))]
+    graph = kbr.pairwise_graph([[0, 1], [0, 2]], observed=[1, 2])
+
+    @jax.jit
+    def run(points):
+        kernels = [kbr.Gaussian(0.6), kbr.Gaussian(1.0), kbr.Delta()]
+        model = kbr.fit_propagation(graph, kernels, points=points, regularizer=0.02)
+        seen = (
+            {1: jnp.asarray([[0.4, jnp.nan]]), 2: jnp.asarray([1])},
+            {1: jnp.asarray([[0.4, -0.2]]), 2: jnp.asarray([1])},
+        )
+        masks = (jnp.asarray([False, True]), jnp.asarray([True, False]), jnp.asarray([True, True]))
+        cases = [seen[0], seen[1], seen[1]]
+        return [
+            kbr.read_beliefs(model, kbr.propagate_tree(model, v, present=m), GRID, marginal=jnp.ones(9)).probabilities[
+                0
+            ]
+            for v, m in zip(cases, masks, strict=True)
+        ]
+
+    label, vector, both = map(np.asarray, run(points))
+    close(both, label * vector / np.sum(label * vector), 1e-12)
+    assert np.abs(both - label).max() > 0.05
+
+
 def test_greedy_landmarks_and_pivots_on_a_vector_domain():
     """Ranks instead of landmarks; vectors; a hub with more neighbours than are multiplied in one expression; float32 data."""
     rng = np.random.default_rng(5)
