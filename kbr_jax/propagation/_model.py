@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._checks import as_count, as_points, as_positive, check_alike, check_finite, check_same_size, size
-from .._typing import ArrayLike, Points
+from .._typing import Array, ArrayLike, Float, Points
 from ..features import AbstractFeatures, FeatureChoice, Landmarks, greedy_landmarks
 from ..kernels import AbstractKernel, as_kernel
 from ._graph import PairwiseGraph
@@ -111,22 +111,13 @@ def fit_propagation(
     """
     kernels = _as_kernels(kernels, graph.num_kinds)
     pairs, samples = _as_pairs(graph, kernels, pairs, points)
-    ridges = as_positive(regularizer, "regularizer")
-    if ridges.ndim > 1 or (ridges.ndim and ridges.shape[0] != graph.num_templates):
-        raise ValueError(
-            f"`regularizer` has shape {ridges.shape}; give one number, or one for each of {graph.num_templates} templates."
-        )
-    dtype = jax.eval_shape(kernels[graph.hidden_kinds[0]].diagonal, samples[graph.hidden_kinds[0]]).dtype
-    ridges = jnp.broadcast_to(ridges.astype(dtype), (graph.num_templates,))
+    ridges = _as_ridges(graph, kernels, samples, regularizer)
     hidden, watched = directed_edges(graph)
     segments = {kind: _segments(graph, pairs, samples, kind, hidden) for kind in graph.hidden_kinds.tolist()}
-    if pivots is None:
-        chosen, supports = {}, {kind: _joined([part for part, _ in parts]) for kind, parts in segments.items()}
-    else:
-        degree = max(2, int(np.bincount(graph.edges.reshape(-1), minlength=graph.num_nodes)[graph.hidden].max()))
-        order = degree - 1 if order is None else as_count(order, "order")
-        chosen = _choose_pivots(graph, kernels, samples, pivots, order)
-        supports = {kind: landmarks_.points for kind, landmarks_ in chosen.items()}
+    order = None if pivots is None else _as_order(graph, order)
+    chosen = {} if order is None else _choose_pivots(graph, kernels, samples, pivots, order)
+    supports = {kind: _joined([part for part, _ in parts]) for kind, parts in segments.items()}
+    supports |= {kind: landmarks_.points for kind, landmarks_ in chosen.items()}
 
     def regression(direction: int, observed: bool) -> Regression:
         source, target = ends(graph, direction)
@@ -134,9 +125,9 @@ def fit_propagation(
         item = Regression(kernels[target], conditioned, ridges[direction // 2], supports[target])
         if observed:
             return dataclasses.replace(item, watched=(kernels[source], given))
-        if pivots is None:
+        if order is None:
             return item
-        return dataclasses.replace(item, pivots=(Power(kernels[source], order or 1), chosen[source], given))
+        return dataclasses.replace(item, pivots=(Power(kernels[source], order), chosen[source], given))
 
     layout, transfers, features = _fit_groups(graph, regression, hidden, watched, (landmarks, landmarks_observed))
     offsets = tuple(
@@ -180,6 +171,25 @@ def _as_kernels(kernels: Any, count: int) -> tuple[AbstractKernel, ...]:
             )
         return tuple(as_kernel(kernel) for kernel in kernels)
     return (as_kernel(kernels),) * count
+
+
+def _as_ridges(graph: PairwiseGraph, kernels: tuple, samples: tuple, regularizer: ArrayLike) -> Float[Array, " T"]:
+    ridges = as_positive(regularizer, "regularizer")
+    if ridges.ndim > 1 or (ridges.ndim and ridges.shape[0] != graph.num_templates):
+        raise ValueError(
+            f"`regularizer` has shape {ridges.shape}; give one number, or one for each of {graph.num_templates} templates."
+        )
+    kind = graph.hidden_kinds[0]
+    dtype = jax.eval_shape(kernels[kind].diagonal, samples[kind]).dtype
+    return jnp.broadcast_to(ridges.astype(dtype), (graph.num_templates,))
+
+
+def _as_order(graph: PairwiseGraph, order: int | None) -> int:
+    """By default as many messages as the hidden node of most neighbours multiplies: all but the one that it sends back."""
+    if order is not None:
+        return as_count(order, "order")
+    degrees = np.bincount(graph.edges.reshape(-1), minlength=graph.num_nodes)
+    return max(1, int(degrees[graph.hidden].max()) - 1)
 
 
 def _as_pairs(graph: PairwiseGraph, kernels: tuple, pairs: Any, points: Any) -> tuple[list, tuple]:
