@@ -82,8 +82,13 @@ def test_one_update_in_closed_form():
         pairs=[(x_t, x_s), (x_t, jnp.arange(3))],
         regularizer=jnp.asarray(0.1 / 3),
     )
-    given = kbr.Likelihood([0], lambda x, y: kbr.gram(kernel, x_t, x[None])[:, 0] @ y, beta_ut[None])
-    messages = kbr.propagate_tree(model, jnp.asarray([3]), likelihoods=[given])
+
+    @jax.jit
+    def run(beta):
+        given = kbr.Likelihood([0], lambda x, y: kbr.gram(kernel, x_t, x[None])[:, 0] @ y, beta[None])
+        return kbr.propagate_tree(model, jnp.asarray([3]), likelihoods=[given])
+
+    messages = run(beta_ut)
     points = jnp.asarray([[1.5], [0.2], [0.8], [2.0]])
     belief = kbr.read_beliefs(model, messages, points, kinds=[1], marginal=jnp.ones(4))
     expected = np.asarray(kbr.gram(kernel, points, x_s)) @ beta_ts

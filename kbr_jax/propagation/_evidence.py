@@ -1,6 +1,5 @@
 """What is known of one case: values of observed nodes, and likelihoods given as functions."""
 
-from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -12,20 +11,27 @@ from jax import lax
 from .._checks import as_mask, as_points, check_alike, fill, size, take
 from .._typing import Array, ArrayLike, Bool, Float, Points
 from ..features import AbstractFeatures
+from ..kernels import FunctionKernel
 from ._functions import peak, product, rescaled, rows_or_ones
 from ._graph import PairwiseGraph
 from ._model import PropagationModel
 from ._transfer import alike, stack
 
 
+def _as_function(function: Any) -> FunctionKernel:
+    return function if isinstance(function, FunctionKernel) else FunctionKernel(function)
+
+
 class Likelihood(eqx.Module):
     r"""A known likelihood: `function(x, y)` $\propto p(y \mid x)$ of a hidden node's value x and its datum y, not negative.
 
-    - `nodes`: hidden nodes, each once (static). `data`: `[len(nodes), ...]`, the datum of each. Its gradient is kept.
+    - `nodes`: hidden nodes, each once (static). `data`: `[len(nodes), ...]`, the datum of each.
+
+    Array leaves of the function (if it is a pytree) and the data stay differentiable.
     """
 
     nodes: tuple[int, ...] = eqx.field(static=True, converter=lambda nodes: tuple(np.asarray(nodes).tolist()))
-    function: Callable[[Any, Any], Any]
+    function: FunctionKernel = eqx.field(converter=_as_function)
     data: Points
 
 
@@ -117,7 +123,7 @@ def _known(model: PropagationModel, evidence: Evidence, supports: dict[int, Poin
             own = np.flatnonzero(np.isin(graph.kinds[nodes], members))
             place = np.searchsorted(members, graph.kinds[nodes[own]])
             points, data = take(stack([supports[kind] for kind in members]), place), take(known.data, own)
-            values = jax.vmap(lambda x, y: jax.vmap(lambda p: jnp.asarray(known.function(p, y)))(x))(points, data)  # noqa: B023
+            values = jax.vmap(lambda x, y: jax.vmap(lambda p: known.function(p, y))(x))(points, data)  # noqa: B023
             values = jnp.pad(values.astype(dtype), ((0, 0), (0, width - values.shape[1])))
             index = np.full(len(total), len(own))
             index[np.searchsorted(graph.hidden, nodes[own])] = np.arange(len(own))
