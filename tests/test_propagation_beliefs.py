@@ -246,6 +246,17 @@ def test_graphs_of_networkx_are_taken():
     assert kbr.pairwise_graph(networkx.path_graph(4)).num_nodes == 4
 
 
+def test_a_fitted_model_is_saved(tmp_path):
+    x = jnp.asarray(np.random.default_rng(0).normal(size=6))
+    graph = kbr.pairwise_graph([[0, 1]], observed=[1])
+    model = kbr.fit_propagation(graph, kbr.Gaussian(1.0), points=[x, x], regularizer=0.1)
+    kbr.save(tmp_path / "model.kbr", model)
+    loaded = kbr.load(tmp_path / "model.kbr")
+    assert loaded.layout == model.layout and hash(loaded.layout) == hash(model.layout)
+    assert jax.tree.structure(loaded) == jax.tree.structure(model)
+    np.testing.assert_array_equal(kbr.propagate_tree(loaded, x[:1]).local, kbr.propagate_tree(model, x[:1]).local)
+
+
 def test_rows_of_a_grid_share_templates():
     graph = kbr.grid_graph(3, 4)
     assert graph.num_nodes == 24 and graph.num_templates == 3 + 2 + 3 and len(graph.edges) == 9 + 8 + 12

@@ -4,13 +4,14 @@ import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import equinox as eqx
 import numpy as np
 
 from .._checks import as_count
 
 
-class PairwiseGraph:
-    r"""An undirected graph with templates; made by `pairwise_graph` or `grid_graph`. Immutable, hashable, no arrays of JAX.
+class PairwiseGraph(eqx.Module):
+    r"""An undirected graph with templates; made by `pairwise_graph` or `grid_graph`. Static: it holds no arrays of JAX.
 
     - `edges` `[E, 2]`: node indices; `templates` `[E]`: the template of each edge, in `0 .. num_templates - 1`. All edges of a
       template share one sample of pairs (first node, second node).
@@ -19,19 +20,46 @@ class PairwiseGraph:
     - `labels`: names of the nodes where the graph came from networkx, else None.
     """
 
-    def __init__(self, edges: np.ndarray, templates: np.ndarray, kinds: np.ndarray, observed: np.ndarray, labels: Any):
-        self.edges, self.templates, self.kinds, self.observed = edges, templates, kinds, observed
-        self.labels = None if labels is None else tuple(labels)
-        self._key = (*(array.tobytes() for array in (edges, templates, kinds, observed)), self.labels)
-        self._hash = hash(self._key)
-        for array in (edges, templates, kinds, observed):
-            array.flags.writeable = False
+    # Tuples, which compare, hash and are stored as they are; arrays of them are made once.
+    edge_list: tuple[tuple[int, int], ...] = eqx.field(static=True)
+    template_list: tuple[int, ...] = eqx.field(static=True)
+    kind_list: tuple[int, ...] = eqx.field(static=True)
+    observed_list: tuple[bool, ...] = eqx.field(static=True)
+    labels: tuple[Any, ...] | None = eqx.field(static=True)
+
+    @property
+    def _key(self) -> tuple:
+        return self.edge_list, self.template_list, self.kind_list, self.observed_list, self.labels
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash(self._key)
 
     def __hash__(self) -> int:
         return self._hash
 
-    def __eq__(self, other: object) -> bool:
+    def __eq__(self, other: object) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
         return self is other or (isinstance(other, PairwiseGraph) and self._key == other._key)
+
+    @functools.cached_property
+    def edges(self) -> np.ndarray:
+        """The two nodes of each edge, `[E, 2]`."""
+        return np.asarray(self.edge_list, int).reshape(-1, 2)
+
+    @functools.cached_property
+    def templates(self) -> np.ndarray:
+        """The template of each edge, `[E]`."""
+        return np.asarray(self.template_list, int)
+
+    @functools.cached_property
+    def kinds(self) -> np.ndarray:
+        """The kind of each node, `[N]`."""
+        return np.asarray(self.kind_list, int)
+
+    @functools.cached_property
+    def observed(self) -> np.ndarray:
+        """Whether each node is observed, `[N]`."""
+        return np.asarray(self.observed_list, bool)
 
     def __repr__(self) -> str:
         return (
@@ -132,7 +160,13 @@ def pairwise_graph(
     mask[np.asarray(watched, int)] = True
     if mask.all():
         raise ValueError("Every node is observed: there is nothing to infer. Leave at least one node hidden.")
-    return PairwiseGraph(edges, templates, kinds, mask, labels)
+    return PairwiseGraph(
+        tuple(map(tuple, edges.tolist())),
+        tuple(templates.tolist()),
+        tuple(kinds.tolist()),
+        tuple(mask.tolist()),
+        None if labels is None else tuple(labels),
+    )
 
 
 def grid_graph(rows: int, columns: int, *, leaves: bool = True) -> PairwiseGraph:

@@ -5,21 +5,28 @@ back. Directions whose matrices can be stacked form a group; its slots are a blo
 of one batched matrix product *is* a block of the array of messages.
 """
 
-import dataclasses
 import functools
 
+import equinox as eqx
 import numpy as np
 
 from ._graph import PairwiseGraph
 
 
-@dataclasses.dataclass(frozen=True)
-class Layout:
+class Layout(eqx.Module):
     """Groups of directions between hidden nodes (`messages`), and from observed to hidden ones (`evidence`)."""
 
-    graph: PairwiseGraph
-    messages: tuple[tuple[int, ...], ...]
-    evidence: tuple[tuple[int, ...], ...]
+    graph: PairwiseGraph = eqx.field(static=True)
+    messages: tuple[tuple[int, ...], ...] = eqx.field(static=True)
+    evidence: tuple[tuple[int, ...], ...] = eqx.field(static=True)
+
+    def __hash__(self) -> int:
+        return hash((self.graph, self.messages, self.evidence))
+
+    def __eq__(self, other: object) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if not isinstance(other, Layout):
+            return False
+        return (self.graph, self.messages, self.evidence) == (other.graph, other.messages, other.evidence)
 
     @functools.cached_property
     def message_slots(self) -> "Slots":
