@@ -22,6 +22,8 @@ MODULES = [
     "camera_tuning",
     "camera_demo",
     "indoor",
+    "bimodal_tree",
+    "depth",
     "extrapolation",
     "drift",
     "adaptation",

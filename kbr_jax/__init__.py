@@ -118,6 +118,17 @@ from .kernels import diagonal as diagonal
 from .kernels import gram as gram
 from .kernels import gram_product as gram_product
 from .kernels import median_heuristic as median_heuristic
+from .propagation import Beliefs as Beliefs
+from .propagation import Likelihood as Likelihood
+from .propagation import Messages as Messages
+from .propagation import PairwiseGraph as PairwiseGraph
+from .propagation import PropagationModel as PropagationModel
+from .propagation import fit_propagation as fit_propagation
+from .propagation import grid_graph as grid_graph
+from .propagation import pairwise_graph as pairwise_graph
+from .propagation import propagate_loopy as propagate_loopy
+from .propagation import propagate_tree as propagate_tree
+from .propagation import read_beliefs as read_beliefs
 from .rules import ConditionalEmbedding as ConditionalEmbedding
 from .rules import MomentMaps as MomentMaps
 from .rules import MomentModel as MomentModel

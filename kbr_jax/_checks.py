@@ -38,7 +38,7 @@ def size(points: Points) -> int:
     return jax.tree.leaves(points)[0].shape[0]
 
 
-def take(points: Points, index: Array | slice | int) -> Points:
+def take(points: Points, index: Array | np.ndarray | slice | int) -> Points:
     """The points at `index`, from every leaf."""
     return jax.tree.map(lambda leaf: leaf[index], points)
 

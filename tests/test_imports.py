@@ -18,7 +18,7 @@ FLOORS = (
     ("features",),
     ("embedding",),
     ("rules",),
-    ("filtering", "dynamics", "herding"),
+    ("filtering", "propagation", "dynamics", "herding"),
     ("tuning",),
     ("plotting",),
     ("__init__",),

@@ -58,3 +58,35 @@ def test_learning_example(tmp_path, monkeypatch):
     tuned = names["tuned"]
     assert float(tuned.value) < 0.9 * float(tuned.history.loss[0])
     assert kbr.load("parameters.kbr") == jax.tree.map(float, tuned.parameters)
+
+
+def test_belief_propagation_example():
+    import kbr_jax as kbr
+
+    rng = np.random.default_rng(0)
+    rows, columns = 2, 3
+    depth = rng.uniform(size=(8, 40))
+    near = [(d[:20], d[:20] + 0.05 * rng.normal(size=20)) for d in depth[:3]]
+    leaves = [(d, np.stack([np.cos(9 * d), d], 1) + 0.1 * rng.normal(size=(40, 2))) for d in depth[3:5]]
+    pairs = [tuple(map(jnp.asarray, pair)) for pair in (*near, *leaves)]
+
+    @jax.jit  # one program instead of many small ones
+    def run(pairs, seen, depths):
+        names = {"kbr": kbr, "rows": rows, "columns": columns, "pairs": pairs, "seen": seen, "depths": depths}
+        exec(BLOCKS[3], names)
+        return names["depth"]
+
+    depth = run(pairs, jnp.asarray(rng.normal(size=(6, 2))), jnp.linspace(0, 1, 30))
+    assert depth.shape == (6,) and bool(jnp.all((depth >= 0) & (depth <= 1)))
+
+
+def test_dynamics_example():
+    import kbr_jax as kbr
+
+    rng = np.random.default_rng(0)
+    samples = [jnp.asarray(rng.normal(size=(n, 2)) + 0.5 * t) for t, n in enumerate((12, 9, 12, 10))]
+    labelled = [(x, (x[:, 0] > 0.5 * t).astype(int)) for t, x in enumerate(samples)]
+    names = {"kbr": kbr, "list_of_samples": samples, "labelled": labelled}
+    exec(BLOCKS[4], names)
+    assert names["points"].shape == (200, 2)
+    assert bool(jnp.all(kbr.classify(names["svm"], jnp.asarray([[-2.0, 1.5], [6.0, 1.5]])) == jnp.asarray([0, 1])))

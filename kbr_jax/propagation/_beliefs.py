@@ -1,0 +1,222 @@
+r"""Beliefs, $B(x_s) \propto p^*(x_s) \prod_{t \in \Gamma_s} m_{ts}(x_s)$: read off messages at a sample or on a grid."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .._checks import as_points, as_positive, check_alike, is_concrete, size
+from .._numerics import matmul
+from .._typing import Array, ArrayLike, Float, Points, PRNGKeyArray
+from ..embedding import Embedding
+from ..kernels import AbstractKernel, as_kernel
+from ._evidence import evidence_rows, known_values
+from ._functions import product, rescaled, rows_or_ones
+from ._inference import Messages, sources
+from ._model import PropagationModel
+from ._transfer import map_alike
+
+
+class Beliefs(eqx.Module):
+    r"""Estimated marginals of hidden nodes given the evidence, on common points; made by `read_beliefs`.
+
+    - `points`: `[p, ...]`. `nodes`: the nodes, in the order of the rows.
+    - `probabilities`: `[nodes, p]`, rows of sum 1: expectations are weighted sums over the points.
+    - `density`: `[nodes, p]`, on a grid: probabilities over the width of the cells. None for beliefs on a training sample.
+    """
+
+    points: Points
+    probabilities: Float[Array, "nodes p"]
+    density: Float[Array, "nodes p"] | None
+    nodes: tuple[int, ...] = eqx.field(static=True)
+
+    def embed(self, kernel: Any) -> Embedding:
+        """The beliefs as one batch of embeddings, for every rule of the library."""
+        return Embedding(as_kernel(kernel), self.points, self.probabilities)
+
+    def mean(self) -> Points:
+        r"""Means `[nodes, *point]` of real points, $\sum_i b_i x_i$: the estimate of least squared error."""
+
+        def average(leaf):
+            return jnp.tensordot(self.probabilities, leaf.astype(self.probabilities.dtype), axes=1, precision="highest")
+
+        return jax.tree.map(average, self.points)
+
+    def median(self) -> Float[Array, " nodes"]:
+        """Medians `[nodes]` of points of one real coordinate: the estimate of least absolute error.
+
+        The distribution function is drawn through its values at the points by straight lines. For integer points the median is the
+        first point at which it reaches one half.
+        """
+        values = jnp.asarray(self.points).reshape(size(self.points), -1)
+        if values.shape[1] != 1:
+            raise ValueError(
+                f"A median needs points of one coordinate; these have {values.shape[1]}. Use `mean` or `mode`."
+            )
+        order = jnp.argsort(values[:, 0])
+        values, masses = values[order, 0], self.probabilities[:, order]
+        heights = jnp.cumsum(masses, axis=1)
+        if not jnp.issubdtype(values.dtype, jnp.floating):
+            return values[jnp.argmax(heights >= 0.5 - 1e-6, axis=1)].astype(masses.dtype)
+        half = jnp.asarray(0.5, masses.dtype)
+        return jax.vmap(lambda h, m: jnp.interp(half, h - m / 2, values.astype(m.dtype)))(heights, masses)
+
+    def mode(self) -> Points:
+        """The point of highest density `[nodes, *point]`; needs beliefs on a grid."""
+        if self.density is None:
+            raise ValueError(
+                "On a training sample there is no density to compare; read the beliefs on a grid of `points`."
+            )
+        best = jnp.argmax(self.density, axis=1)
+        return jax.tree.map(lambda leaf: leaf[best], self.points)
+
+    def sample(self, key: PRNGKeyArray, count: int) -> Points:
+        """Independent draws from each belief `[nodes, count, *point]`, among the points."""
+        heights = jnp.log(self.probabilities)[:, None, :]
+        drawn = jax.random.categorical(key, heights, axis=-1, shape=(len(self.nodes), count))
+        return jax.tree.map(lambda leaf: leaf[drawn], self.points)
+
+
+def read_beliefs(
+    model: PropagationModel,
+    messages: Messages,
+    points: Points = None,
+    *,
+    kinds: Sequence[int] | None = None,
+    marginal: Any = None,
+    widths: ArrayLike | None = None,
+) -> Beliefs:
+    r"""Beliefs $B(x_s) \propto p^*(x_s) \prod_t m_{ts}(x_s)$ of hidden nodes (S13 section 5.1.2), normalised over the points.
+
+    **Arguments:**
+
+    - `model`, `messages`: from `fit_propagation` and `propagate_tree` or `propagate_loopy`.
+    - `points`: `[p, ...]`, a grid, or any points. Messages are evaluated there by the regression that defines them, which sends
+      every message once more. By default the support of the nodes: their training sample, draws of $p^*$, whose weights are then
+      the products of the messages alone. (Not with `pivots`, which are no sample.)
+    - `kinds`: read nodes of these kinds only; all hidden nodes by default. They must have one kind of points.
+    - `marginal`: $p^*$ on a grid: values `[p]`, or `[kinds, p]` for each kind that is read in increasing order; a kernel for a
+      kernel density from the training sample; by default that with the nodes' own kernel (for `Delta` the relative frequencies).
+      Pass ones for points that are draws of $p^*$ themselves.
+    - `widths`: sizes of the grid's cells `[p]`; 1 by default, which makes `density` the probabilities.
+
+    $p^*$ enters here and nowhere else. Cost: on the support the products alone; on points one update of each message, and the fit
+    of its regression once more.
+
+    **Returns:** `Beliefs` of the nodes in increasing order.
+
+    **Raises:** `ValueError` for points that are not of the nodes' domain, kinds without hidden nodes, nodes of several supports
+    read without `points`, or values of another shape.
+    """
+    graph = model.graph
+    hidden = graph.hidden_kinds.tolist()
+    wanted = hidden if kinds is None else sorted(set(kinds))
+    if not wanted or not set(wanted) <= set(hidden):
+        raise ValueError(f"`kinds` must be among the kinds of hidden nodes, {hidden}; got {wanted}.")
+    nodes = graph.hidden[np.isin(graph.kinds[graph.hidden], wanted)]
+    place = np.searchsorted(graph.hidden, nodes)
+    if points is None:
+        return _on_support(model, messages, wanted, nodes, place)
+    points = as_points(points, "points")
+    for kind in wanted:
+        check_alike(points, "points", model.samples[kind], f"training sample of nodes of kind {kind}")
+        model.kernels[kind].check(points, "points")
+    prior = _marginal(model, wanted, points, marginal)[np.searchsorted(wanted, graph.kinds[nodes])]
+    known = (messages.values, messages.local, messages.floor, messages.evidence)
+    values = _read(model, known, points, tuple(wanted))[place] * prior
+    total = (
+        jnp.ones(size(points), values.dtype) if widths is None else as_positive(widths, "widths").astype(values.dtype)
+    )
+    if total.shape != (size(points),):
+        raise ValueError(f"`widths` has shape {total.shape}; give one for each of {size(points)} points.")
+    probabilities = _normalised(values * total)
+    return Beliefs(points, probabilities, probabilities / total, tuple(nodes.tolist()))
+
+
+def _normalised(values: Float[Array, "nodes p"]) -> Float[Array, "nodes p"]:
+    sums = jnp.sum(values, axis=1, keepdims=True)
+    # Evidence that contradicts itself leaves nothing: then nothing is known.
+    return jnp.where(sums > 0, values / jnp.where(sums > 0, sums, 1), 1 / values.shape[1])
+
+
+def _on_support(
+    model: PropagationModel, messages: Messages, kinds: list, nodes: np.ndarray, place: np.ndarray
+) -> Beliefs:
+    if not model.weighted:
+        raise ValueError("With `pivots` messages are not kept at a sample; give `points` to read beliefs at.")
+    if any(model.supports[kind] is not model.supports[kinds[0]] for kind in kinds):
+        raise ValueError(
+            "Nodes of several kinds have several supports; read one of the `kinds` at a time, or give `points`."
+        )
+    points = model.supports[kinds[0]]
+    table = model.layout.message_slots.arrivals(nodes)
+    values = product(messages.local[place], lambda index: rows_or_ones(messages.values, index), table)
+    return Beliefs(points, _normalised(jnp.maximum(values[:, : size(points)], 0)), None, tuple(nodes.tolist()))
+
+
+@eqx.filter_jit
+def _read(model: PropagationModel, known: tuple, points: Points, kinds: tuple[int, ...]) -> Float[Array, "N p"]:
+    """Products of all messages and evidence at common points, for every hidden node; meaningful for the given kinds."""
+    messages, local, floor, evidence = known
+    graph, slots = model.graph, model.layout.message_slots
+    rows, row_of, start = [], np.full(slots.count + 1, -1), 0
+    for group, block in enumerate(slots.blocks):
+        targets = slots.targets[block].max(axis=1)
+        wanted = np.flatnonzero(np.isin(graph.kinds[targets], kinds))
+        if not len(wanted):
+            continue
+        products = sources(model, group, None, block, messages, local)[wanted]
+        sent = model.messages[group].pick(wanted).read(products, points)
+        rows.append(rescaled(sent, floor).reshape(-1, size(points)))
+        row_of[block[wanted].reshape(-1)] = start + np.arange(rows[-1].shape[0])
+        start += rows[-1].shape[0]
+    rows = jnp.concatenate([*rows, jnp.ones((1, size(points)), model.dtype)])
+    row_of[slots.count] = start
+    table = row_of[slots.arrivals(graph.hidden)]
+    total = known_values(model, evidence, points, kinds, rows.dtype)
+    watched = evidence_rows(
+        model, evidence, floor, lambda transfer, codes: transfer.read(codes, points), size(points), kinds
+    )
+    total = product(total, lambda index: watched[index], model.layout.evidence_slots.arrivals(graph.hidden))
+    return product(total, lambda index: rows[index], table)
+
+
+def _marginal(model: PropagationModel, kinds: list, points: Points, marginal: Any) -> Float[Array, "kinds p"]:
+    if marginal is not None and not isinstance(marginal, AbstractKernel) and not callable(marginal):
+        values = jnp.asarray(marginal)
+        if values.shape not in ((size(points),), (len(kinds), size(points))):
+            raise ValueError(
+                f"`marginal` has shape {values.shape}; give values ({size(points)},) at the points, or "
+                f"({len(kinds)}, {size(points)}) for each kind that is read."
+            )
+        if is_concrete(values) and not np.all(np.asarray(values) >= 0):
+            raise ValueError("`marginal` must not be negative: it is a density at the points.")
+        return jnp.broadcast_to(values.astype(model.dtype), (len(kinds), size(points)))
+    kernels = [model.kernels[kind] if marginal is None else as_kernel(marginal) for kind in kinds]
+    return jnp.stack(
+        map_alike(_Densities(points), [(k, model.samples[i]) for k, i in zip(kernels, kinds, strict=True)])
+    )
+
+
+class _Densities(eqx.Module):
+    """Kernel densities of stacked samples at common points, `[G, p]`, up to a factor for each."""
+
+    points: Points
+
+    def __call__(self, items: tuple[AbstractKernel, Points]) -> Float[Array, "G p"]:
+        return _densities(self.points, items)
+
+
+@eqx.filter_jit
+def _densities(points: Points, items: tuple[AbstractKernel, Points]) -> Float[Array, "G p"]:
+    def one(item: tuple[AbstractKernel, Points]) -> Float[Array, " p"]:
+        kernel, sample = item
+        gram: Callable[..., Array] = kernel.gram
+        values = gram(points, sample)
+        return jnp.maximum(matmul(values, jnp.full(size(sample), 1 / size(sample), values.dtype)), 0)
+
+    return lax.map(one, items)

@@ -1,0 +1,182 @@
+"""What is known of one case: values of observed nodes, and likelihoods given as functions."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .._checks import as_mask, as_points, check_alike, fill, size, take
+from .._typing import Array, ArrayLike, Bool, Float, Points
+from ..features import AbstractFeatures
+from ..kernels import FunctionKernel
+from ._functions import peak, product, rescaled, rows_or_ones
+from ._graph import PairwiseGraph
+from ._model import PropagationModel
+from ._transfer import alike, stack
+
+
+def _as_function(function: Any) -> FunctionKernel:
+    return function if isinstance(function, FunctionKernel) else FunctionKernel(function)
+
+
+class Likelihood(eqx.Module):
+    r"""A known likelihood: `function(x, y)` $\propto p(y \mid x)$ of a hidden node's value x and its datum y, not negative.
+
+    - `nodes`: hidden nodes, each once (static). `data`: `[len(nodes), ...]`, the datum of each.
+
+    Array leaves of the function (if it is a pytree) and the data stay differentiable.
+    """
+
+    nodes: tuple[int, ...] = eqx.field(static=True, converter=lambda nodes: tuple(np.asarray(nodes).tolist()))
+    function: FunctionKernel = eqx.field(converter=_as_function)
+    data: Points
+
+
+class Evidence(eqx.Module):
+    """What is known of a case: values of the observed nodes, which of them are there, and known likelihoods.
+
+    `values` holds one sample for each kind of node, or one of all observed nodes under the name -1.
+    """
+
+    values: dict[int, Points]
+    present: Bool[Array, " observed"]
+    likelihoods: tuple[Likelihood, ...]
+
+
+def local_factors(model: PropagationModel, evidence: Evidence, floor: Float[Array, ""]) -> Float[Array, "N q"]:
+    """The product of all evidence at each hidden node's support."""
+
+    def padded(values):
+        return jnp.pad(values, ((0, 0),) * (values.ndim - 1) + ((0, model.width - values.shape[-1]),))
+
+    kinds = tuple(model.graph.hidden_kinds.tolist())
+    rows = evidence_rows(
+        model, evidence, floor, lambda transfer, codes: padded(transfer.apply(codes)), model.width, kinds
+    )
+    hidden = model.graph.hidden
+    table = model.layout.evidence_slots.arrivals(hidden)
+    local = product(jnp.ones((len(hidden), model.width), rows.dtype), lambda index: rows[index], table)
+    return local * _known(model, evidence, dict(enumerate(model.supports)), model.width, local.dtype)
+
+
+def evidence_rows(
+    model: PropagationModel, evidence: Evidence, floor: Float[Array, ""], send: Any, width: int, kinds: tuple[int, ...]
+) -> Float[Array, "rows q"]:
+    """The message of each observed node to each of its neighbours, ones where its value is missing; and a row of ones.
+
+    Messages to nodes of other kinds than the given ones are ones too.
+    """
+    slots, graph, rows = model.layout.evidence_slots, model.graph, []
+    position = np.zeros(graph.num_nodes + 1, int)
+    position[:-1][graph.observed] = np.arange(graph.observed.sum())
+    for group, block in enumerate(slots.blocks):
+        wanted = np.flatnonzero(np.isin(graph.kinds[slots.targets[block].max(axis=1)], kinds))
+        nodes, values = slots.sources[block[wanted]], jnp.ones((*block.shape, width), model.dtype)
+        if len(wanted):
+            there = evidence.present[position[nodes]] & (nodes >= 0)
+            codes = _codes(model, evidence, take(model.observations[group], wanted), nodes)
+            sent = rescaled(send(model.evidence[group].pick(wanted), codes), floor)
+            values = values.at[wanted].set(jnp.where(there[..., None], sent, 1))
+        rows.append(values.reshape(-1, width))
+    return jnp.concatenate([*rows, jnp.ones((1, width), model.dtype)])
+
+
+def _codes(
+    model: PropagationModel, evidence: Evidence, features: AbstractFeatures, nodes: np.ndarray
+) -> Float[Array, "G w r"]:
+    """Codes of the values of observed nodes `[G, w]`, by the features of their directions."""
+    graph = model.graph
+    if -1 in evidence.values:
+        positions = np.cumsum(graph.observed)[nodes] - 1
+        return _encode(features, take(evidence.values[-1], positions))
+    kinds = [int(graph.kinds[row[row >= 0][0]]) for row in nodes]
+    inside = np.zeros(graph.num_nodes + 1, int)
+    for kind in set(kinds):
+        members = np.flatnonzero(graph.observed & (graph.kinds == kind))
+        inside[members] = np.arange(len(members))
+    parts = [take(evidence.values[kind], inside[row]) for kind, row in zip(kinds, nodes, strict=True)]
+    return _encode(features, stack(parts))
+
+
+def _encode(features: AbstractFeatures, points: Points) -> Float[Array, "G w r"]:
+    return lax.map(lambda inputs: inputs[0].encode(inputs[1]), (features, points))
+
+
+def known_values(
+    model: PropagationModel, evidence: Evidence, points: Points, kinds: tuple[int, ...], dtype: Any
+) -> Float[Array, "N p"]:
+    """The product of the known likelihoods of each hidden node of some kinds at common points."""
+    return _known(model, evidence, dict.fromkeys(kinds, points), size(points), dtype)
+
+
+def _known(model: PropagationModel, evidence: Evidence, supports: dict[int, Points], width: int, dtype: Any) -> Array:
+    graph = model.graph
+    total = jnp.ones((len(graph.hidden), width), dtype)
+    for known in evidence.likelihoods:
+        nodes = np.asarray(known.nodes, int)
+        kinds = [kind for kind in np.unique(graph.kinds[nodes]).tolist() if kind in supports]
+        for group in alike([supports[kind] for kind in kinds]):
+            members = [kinds[i] for i in group]
+            own = np.flatnonzero(np.isin(graph.kinds[nodes], members))
+            place = np.searchsorted(members, graph.kinds[nodes[own]])
+            points, data = take(stack([supports[kind] for kind in members]), place), take(known.data, own)
+            values = jax.vmap(lambda x, y: jax.vmap(lambda p: known.function(p, y))(x))(points, data)  # noqa: B023
+            values = jnp.pad(values.astype(dtype), ((0, 0), (0, width - values.shape[1])))
+            index = np.full(len(total), len(own))
+            index[np.searchsorted(graph.hidden, nodes[own])] = np.arange(len(own))
+            total = total * rows_or_ones(values / peak(values), index)
+    return total
+
+
+def as_evidence(model: PropagationModel, values: Any, present: ArrayLike | None, likelihoods: Any) -> Evidence:
+    graph = model.graph
+    watched = np.flatnonzero(graph.observed)
+    known = tuple(_as_likelihood(graph, likelihood) for likelihood in likelihoods)
+    if not len(watched):
+        if values is not None:
+            raise ValueError(
+                "The graph has no observed nodes; name them in `pairwise_graph(observed=...)`, or give no `values`."
+            )
+        return Evidence({}, jnp.ones(0, bool), known)
+    if values is None:
+        raise ValueError(
+            f"The graph has {len(watched)} observed nodes; give their `values` (missing ones masked by `present`)."
+        )
+    mask = as_mask(present, len(watched), "present")
+    kinds = graph.kinds[watched]
+    names = np.unique(kinds).tolist()
+    if isinstance(values, dict):
+        missing = [kind for kind in names if kind not in values]
+        if missing:
+            raise ValueError(f"`values` has no sample for the observed nodes of kind {missing[0]}.")
+        parts = {kind: (values[kind], np.flatnonzero(kinds == kind), [kind], f"values[{kind}]") for kind in names}
+    else:
+        parts = {-1: (values, np.arange(len(watched)), names, "values")}
+    given = {}
+    for name, (sample, own, members, label) in parts.items():
+        sample = as_points(sample, label)
+        if size(sample) != len(own):
+            raise ValueError(f"`{label}` holds {size(sample)} values; give one for each of {len(own)} observed nodes.")
+        likes = [(kind, model.samples[kind]) for kind in members if model.samples[kind] is not None]
+        for kind, like in likes:
+            check_alike(sample, label, like, f"training sample of kind {kind}")
+            model.kernels[kind].check(sample, label)
+        given[name] = fill(sample, mask[own], take(likes[0][1], 0)) if likes else sample
+    return Evidence(given, mask, known)
+
+
+def _as_likelihood(graph: PairwiseGraph, likelihood: Likelihood) -> Likelihood:
+    nodes = np.asarray(likelihood.nodes, int)
+    if not len(nodes) or len(set(likelihood.nodes)) != len(nodes):
+        raise ValueError("The nodes of a `Likelihood` must be at least one, each given once.")
+    if nodes.min() < 0 or nodes.max() >= graph.num_nodes or graph.observed[nodes].any():
+        raise ValueError(
+            f"The nodes of a `Likelihood` must be hidden nodes of the graph, got {list(likelihood.nodes)}."
+        )
+    data = as_points(likelihood.data, "data")
+    if size(data) != len(nodes):
+        raise ValueError(f"`data` holds {size(data)} values; give one for each of the likelihood's {len(nodes)} nodes.")
+    return Likelihood(likelihood.nodes, likelihood.function, data)

@@ -1,0 +1,199 @@
+r"""Messages between nodes: exact on trees in two passes, by flooding on graphs with loops."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .._checks import as_count, as_share
+from .._typing import Array, ArrayLike, Float, Int
+from ._evidence import Evidence, Likelihood, as_evidence, local_factors
+from ._functions import product, rescaled, rows_or_ones
+from ._layout import padded_table
+from ._model import PropagationModel
+from ._transfer import Transfer
+
+
+class Messages(eqx.Module):
+    """The messages of one case, as `propagate_tree` and `propagate_loopy` leave them.
+
+    - `values` `[M, q]`: each at the support of the node that it goes to, largest value 1.
+    - `local` `[N, q]`: for each hidden node the product of its evidence at its support.
+    - `residuals` `[sweeps]`: the largest change of a message in each sweep (0 on trees); `sweeps`: how many were done.
+    - `floor`, `evidence`: as used, for reading beliefs at other points.
+    """
+
+    values: Float[Array, "M q"]
+    local: Float[Array, "N q"]
+    residuals: Float[Array, " sweeps"]
+    sweeps: Int[Array, ""]
+    floor: Float[Array, ""]
+    evidence: Evidence
+
+
+def propagate_tree(
+    model: PropagationModel,
+    values: Any = None,
+    *,
+    present: ArrayLike | None = None,
+    likelihoods: Sequence[Likelihood] = (),
+    floor: ArrayLike = 0.0,
+) -> Messages:
+    r"""Exact belief propagation on a tree, or on several: every message is sent once, when all it is made of are there (S13 eq 27).
+
+    **Arguments:**
+
+    - `model`: fitted to a graph whose hidden nodes form no cycle. (Observed nodes cut cycles.)
+    - `values`: the values of the observed nodes in the order of their numbers, a sample `[observed, ...]`; where observed nodes of
+      different kinds have different kinds of points, a dict of one sample for each kind. `vmap` over it for many cases.
+    - `present`: mask `[observed]`; False: the value is missing, it sends no message (what stands there is ignored, NaN included).
+    - `likelihoods`: known ones.
+    - `floor`: messages are kept above this share of their largest value. Estimates go below 0, where no probability is.
+
+    **Returns:** `Messages`; read beliefs with `read_beliefs`. Cost: one update for each directed edge (`fit_propagation`), batched by
+    template over the edges that can be sent at the same time; one compiled loop over the tree's diameter.
+
+    **Raises:** `ValueError` for a cycle, values that are not of the kind of the training sample, or masks of another length.
+    """
+    evidence = as_evidence(model, values, present, likelihoods)
+    model.layout.levels  # noqa: B018 - raises for a cycle, outside the compiled program
+    return _tree(model, evidence, as_share(floor, "floor").astype(model.dtype))
+
+
+def propagate_loopy(
+    model: PropagationModel,
+    values: Any = None,
+    *,
+    sweeps: int = 10,
+    damping: ArrayLike = 0.0,
+    floor: ArrayLike = 1e-3,
+    tolerance: ArrayLike | None = None,
+    present: ArrayLike | None = None,
+    likelihoods: Sequence[Likelihood] = (),
+) -> Messages:
+    r"""Loopy belief propagation by flooding: in each sweep all messages are sent at once (S13 eq 30, section 5.1.3).
+
+    **Arguments:**
+
+    - `sweeps`: how many, at most (static). On grids 2 to 10 are best; more sharpen beliefs that loops have made too sure.
+    - `damping`: in [0, 1), the share of the old message that is kept.
+    - `floor`: messages are kept above this share of their largest value. Estimates go negative; a floor also tempers loops.
+    - `tolerance`: stop when no message changes by more; None for all sweeps. (Under `vmap` all sweeps cost their time.)
+    - the rest as for `propagate_tree`.
+
+    **Returns:** `Messages` with the residual of each sweep (the last one repeated after the stop). Cost of a sweep: a few batched
+    matrix products, one for each group of templates alike (`fit_propagation` for the flops of a message), and products of
+    messages, O(edges * degree * q). Differentiable. On a tree as many sweeps as its diameter are exact.
+
+    **Raises:** as `propagate_tree`, except for cycles.
+    """
+    evidence = as_evidence(model, values, present, likelihoods)
+    damping, floor = (as_share(x, name).astype(model.dtype) for x, name in ((damping, "damping"), (floor, "floor")))
+    limit = None if tolerance is None else jnp.asarray(tolerance).astype(model.dtype)
+    return _flood(model, evidence, as_count(sweeps, "sweeps"), damping, floor, limit)
+
+
+@eqx.filter_jit
+def _tree(model: PropagationModel, evidence: Evidence, floor: Float[Array, ""]) -> Messages:
+    slots, levels = model.layout.message_slots, model.layout.levels
+    local = local_factors(model, evidence, floor)
+    schedule = [_schedule(block, levels) for block in slots.blocks]
+
+    def send(messages, step):
+        for group, (directions, rows) in enumerate(step):
+            sent = _outgoing(model, group, directions, rows, messages, local)
+            messages = messages.at[rows].set(rescaled(sent, floor), mode="drop")
+        return messages, None
+
+    messages = jnp.ones((slots.count, model.width), local.dtype)
+    if slots.count:
+        messages, _ = lax.scan(send, messages, schedule)
+    return Messages(messages, local, jnp.zeros(1, local.dtype), jnp.asarray(1), floor, evidence)
+
+
+def _schedule(block: np.ndarray, levels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For each level the directions of a group that are sent, `[levels, G]`, and their slots `[levels, G, w]`.
+
+    Filled up with direction 0 and slots beyond the end, which are dropped.
+    """
+    beyond = len(levels) + 1
+    own = levels[block]
+    table = []
+    for level in range(levels.max(initial=-1) + 1):
+        rows = [(d, block[d][own[d] == level].tolist()) for d in range(len(block)) if np.any(own[d] == level)]
+        table.append(rows)
+    directions = padded_table([[d for d, _ in rows] for rows in table], 0)
+    width = max((len(slots) for rows in table for _, slots in rows), default=0)
+    sent = np.full((*directions.shape, width), beyond)
+    for level, rows in enumerate(table):
+        for place, (_, slots) in enumerate(rows):
+            sent[level, place, : len(slots)] = slots
+    return directions, sent
+
+
+@eqx.filter_jit
+def _flood(model: PropagationModel, evidence: Evidence, sweeps: int, damping, floor, tolerance) -> Messages:
+    slots = model.layout.message_slots
+    local = local_factors(model, evidence, floor)
+    real = (slots.sources >= 0)[:, None]
+
+    def sweep(old):
+        sent = [
+            _outgoing(model, group, None, block, old, local).reshape(-1, old.shape[-1])
+            for group, block in enumerate(slots.blocks)
+        ]
+        new = rescaled(sent[0] if len(sent) == 1 else jnp.concatenate(sent), floor) * (1 - damping) + damping * old
+        new = new if real.all() else jnp.where(real, new, 1)
+        return new, jnp.max(jnp.abs(new - old))
+
+    def step(carry, _):
+        messages, residual, done = carry
+        if tolerance is None:
+            messages, residual = sweep(messages)
+            return (messages, residual, done + 1), residual
+        going = residual > tolerance
+        messages, residual = lax.cond(going, sweep, lambda old: (old, residual), messages)
+        return (messages, residual, done + going.astype(done.dtype)), residual
+
+    start = jnp.ones((slots.count, model.width), local.dtype)
+    if not slots.count:
+        return Messages(start, local, jnp.zeros(sweeps, local.dtype), jnp.asarray(0), floor, evidence)
+    carry = (start, jnp.asarray(jnp.inf, local.dtype), jnp.asarray(0))
+    (messages, _, done), residuals = lax.scan(step, carry, length=sweeps)
+    return Messages(messages, local, residuals, done, floor, evidence)
+
+
+def _outgoing(model: PropagationModel, group: int, directions: Any, rows: Any, messages: Array, local: Array) -> Array:
+    """New messages of a group `[G, w, q]`, from the product of what their sources hear from elsewhere."""
+    transfer: Transfer = model.messages[group]
+    products = sources(model, group, directions, rows, messages, local)
+    sent = (transfer if directions is None else transfer.pick(directions)).apply(products)
+    return jnp.pad(sent, ((0, 0), (0, 0), (0, messages.shape[-1] - sent.shape[-1])))
+
+
+def sources(model: PropagationModel, group: int, directions: Any, rows: Any, messages: Array, local: Array) -> Array:
+    """Products of messages at the samples (or pivots) of the sources, `[G, w, c]`."""
+    slots, transfer = model.layout.message_slots, model.messages[group]
+    count = transfer.features.codes.shape[1] if transfer.right is None else transfer.right.shape[1]
+    offsets = np.asarray(model.offsets[group])
+    place = np.full(model.graph.num_nodes + 1, len(model.graph.hidden))
+    place[model.graph.hidden] = np.arange(len(model.graph.hidden))
+    # What lies beyond the end is ones: for slots without an edge nothing is heard, and nobody speaks.
+    heard = np.concatenate([model.layout.incoming, np.full((2, model.layout.incoming.shape[1]), slots.count)])
+    nodes = place[np.concatenate([slots.sources, [-1, -1]])]
+    if isinstance(rows, np.ndarray):
+        nodes, heard = nodes[rows], heard[rows]
+    else:
+        nodes, heard, offsets = jnp.asarray(nodes)[rows], jnp.asarray(heard)[rows], jnp.asarray(offsets)[directions]
+
+    def columns(table, index):
+        if not np.any(np.asarray(model.offsets[group])):
+            return rows_or_ones(table, index)[..., :count]
+        cut = jax.vmap(jax.vmap(lambda own, start: lax.dynamic_slice(table, (own, start), (1, count))[0], (0, None)))
+        return jnp.where((index < len(table))[..., None], cut(index, offsets), 1)
+
+    return product(columns(local, nodes), lambda index: columns(messages, index), heard)

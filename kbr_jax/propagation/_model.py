@@ -1,0 +1,293 @@
+r"""Kernel belief propagation, fitted: what each edge's sample says about its two ends (S13 section 5.1)."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._checks import as_count, as_points, as_positive, check_alike, check_finite, check_same_size, size
+from .._typing import Array, ArrayLike, Float, Points
+from ..features import AbstractFeatures, FeatureChoice, Landmarks, greedy_landmarks
+from ..kernels import AbstractKernel, as_kernel
+from ._graph import PairwiseGraph
+from ._layout import Layout, directed_edges, ends
+from ._transfer import Power, Regression, Transfer, alike, fit_transfer, map_alike, stack
+
+
+class PropagationModel(eqx.Module):
+    r"""A fitted pairwise model; made by `fit_propagation`.
+
+    - `layout`: the graph and where each message stands (static). `kernels`: one for each kind of node.
+    - `supports`: for each kind the points at which messages to its nodes are kept, None for kinds without hidden nodes.
+    - `samples`: for each kind its training points, draws of the marginal p*.
+    - `messages`, `evidence`: the linear maps of the updates; `observations`: features of the observed samples.
+    - `offsets`: where a direction's own sample begins in the support of its source.
+    - `weighted`: whether supports are samples (True) or pivots.
+
+    It caches what its kernels imply: fit anew (inside the loss) rather than replace a kernel in it.
+    """
+
+    layout: Layout = eqx.field(static=True)
+    kernels: tuple[AbstractKernel, ...]
+    supports: tuple[Points, ...]
+    samples: tuple[Points, ...]
+    messages: tuple[Transfer, ...]
+    evidence: tuple[Transfer, ...]
+    observations: tuple[AbstractFeatures, ...]
+    offsets: tuple[tuple[int, ...], ...] = eqx.field(static=True)
+    weighted: bool = eqx.field(static=True)
+
+    @property
+    def graph(self) -> PairwiseGraph:
+        """The graph."""
+        return self.layout.graph
+
+    @property
+    def width(self) -> int:
+        """Numbers that a message is kept as: the size of the largest support."""
+        return max(size(support) for support in self.supports if support is not None)
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """Type of the messages."""
+        kind = int(self.graph.hidden_kinds[0])
+        return jax.eval_shape(self.kernels[kind].diagonal, self.supports[kind]).dtype
+
+
+def fit_propagation(
+    graph: PairwiseGraph,
+    kernels: Any,
+    *,
+    regularizer: ArrayLike,
+    pairs: Sequence[tuple[Points, Points]] | None = None,
+    points: Sequence[Points] | None = None,
+    landmarks: FeatureChoice = None,
+    landmarks_observed: FeatureChoice = None,
+    pivots: int | Landmarks | None = None,
+    order: int | None = None,
+) -> PropagationModel:
+    r"""Learn the messages of kernel belief propagation from samples (S13 eq 27 to 30, algorithm VI).
+
+    The model is the pairwise field with node potentials $p^*(x_s)$ and edge potentials $p^*(x_s, x_t) / (p^*(x_s) p^*(x_t))$,
+    $p^*$ being the distribution of the samples, without evidence. Its messages are conditional expectations,
+
+    $$ m_{ts}(x_s) = E[\textstyle\prod_{u \in \Gamma_t \setminus s} m_{ut}(X_t) \mid x_s], \qquad
+       \hat m_{ts}(x_s) = k(x_s, x_s^{1..n}) (K_s + n \lambda I)^{-1} \textstyle\bigodot_{u} \hat m_{ut}(x_t^{1..n}), $$
+
+    and an observed node u sends $\hat p(x_u \mid x_t) \propto k(x_t, x_t^{1..n}) (K_t + n \lambda I)^{-1} k_u(x_u^{1..n}, x_u)$. Each
+    template has its own pairs $(x_s^i, x_t^i)$; a message is kept as its values at the support of the node that it goes to,
+    never as coefficients, which lose digits for small lambda. Three forms:
+
+    - exact (default): values at all the samples of the templates that the node sends on; 2 m^2 flops a message and sample.
+    - features (`landmarks`): the same values by r features, 2 m r twice.
+    - constant time (`pivots`): values at l pivots of the product kernel $k^q$, 2 l^2, whatever m is. A product of messages lies in
+      the RKHS of $k^q$ and is interpolated from the pivots to the sample, once, in the fitted matrices. Goes with either of the others.
+
+    **Arguments:**
+
+    - `graph`: from `pairwise_graph` or `grid_graph`.
+    - `kernels`: one kernel for all nodes, or a sequence with one for each kind of node.
+    - `regularizer`: lambda > 0, one number or one for each template `[T]`. The matrix inverted is `K + n regularizer I`; S13
+      prints `K + lambda I`, so lambda_S13 = n regularizer.
+    - `pairs`: for each template the pairs `(first, second)`, samples `[m, ...]` for the two ends of its edges. Where the same array
+      stands in several templates, messages are kept at it once.
+    - `points`: instead of `pairs`, for each node a sample, all drawn jointly (the setting of S13 eq 30); for graphs where every
+      edge is its own template.
+    - `landmarks`: None for exact Gram matrices of hidden nodes; a rank, `Landmarks` or `Frequencies` for features.
+    - `landmarks_observed`: the same for the kernels of observed nodes.
+    - `pivots`: the number l of greedy pivots of each kind of hidden node, or `Landmarks` for all of them.
+    - `order`: q, static; by default the largest number of messages that any node multiplies.
+
+    **Returns:** a `PropagationModel`. Cost for each direction of a template, with q points of support, O(m^3 + m^2 q) exact and
+    O(m r^2 + q r^2) with features; samples of equal shapes are fitted by one compiled loop.
+
+    **Raises:** `ValueError` for a template, or a hidden node, without a sample; empty, unpaired or non-finite samples; samples that are
+    not of their kernel's domain, or of one kind of node but different kinds of points; or a regularizer that is not positive.
+    """
+    kernels = _as_kernels(kernels, graph.num_kinds)
+    pairs, samples = _as_pairs(graph, kernels, pairs, points)
+    ridges = _as_ridges(graph, kernels, samples, regularizer)
+    hidden, watched = directed_edges(graph)
+    segments = {kind: _segments(graph, pairs, samples, kind, hidden) for kind in graph.hidden_kinds.tolist()}
+    order = None if pivots is None else _as_order(graph, order)
+    chosen = {} if order is None else _choose_pivots(graph, kernels, samples, pivots, order)
+    supports = {kind: _joined([part for part, _ in parts]) for kind, parts in segments.items()}
+    supports |= {kind: landmarks_.points for kind, landmarks_ in chosen.items()}
+
+    def regression(direction: int, observed: bool) -> Regression:
+        source, target = ends(graph, direction)
+        given, conditioned = _sides(pairs, direction)
+        item = Regression(kernels[target], conditioned, ridges[direction // 2], supports[target])
+        if observed:
+            return dataclasses.replace(item, watched=(kernels[source], given))
+        if order is None:
+            return item
+        return dataclasses.replace(item, pivots=(Power(kernels[source], order), chosen[source], given))
+
+    layout, transfers, features = _fit_groups(graph, regression, hidden, watched, (landmarks, landmarks_observed))
+    offsets = tuple(
+        tuple(0 if pivots is not None else _offset(segments, graph, pairs, direction) for direction in group)
+        for group in layout.messages
+    )
+    return PropagationModel(
+        layout,
+        kernels,
+        tuple(supports.get(kind) for kind in range(graph.num_kinds)),
+        samples,
+        transfers[0],
+        transfers[1],
+        features,
+        offsets,
+        pivots is None,
+    )
+
+
+def _fit_groups(graph: PairwiseGraph, regression: Any, hidden: dict, watched: dict, choices: tuple):
+    """The layout, the transfers of messages and of evidence, and the features of the observed samples."""
+    layouts, transfers, features = [], [], ()
+    for directed, names in ((hidden, "messages"), (watched, "evidence")):
+        directions = sorted(directed)
+        items = [regression(direction, names == "evidence") for direction in directions]
+        # Directions of about as many edges together: a group is padded to its largest.
+        marks = [(len(directed[d]) - 1).bit_length() for d in directions]
+        groups = alike(items, marks)
+        fitted = [fit_transfer(stack([items[i] for i in group]), *choices) for group in groups]
+        layouts.append(tuple(tuple(directions[i] for i in group) for group in groups))
+        transfers.append(tuple(transfer for transfer, _ in fitted))
+        features = tuple(source for _, source in fitted)
+    return Layout(graph, layouts[0], layouts[1]), transfers, features
+
+
+def _as_kernels(kernels: Any, count: int) -> tuple[AbstractKernel, ...]:
+    if isinstance(kernels, (list, tuple)):
+        if len(kernels) != count:
+            raise ValueError(
+                f"`kernels` holds {len(kernels)}; give one kernel, or one for each of {count} kinds of nodes."
+            )
+        return tuple(as_kernel(kernel) for kernel in kernels)
+    return (as_kernel(kernels),) * count
+
+
+def _as_ridges(graph: PairwiseGraph, kernels: tuple, samples: tuple, regularizer: ArrayLike) -> Float[Array, " T"]:
+    ridges = as_positive(regularizer, "regularizer")
+    if ridges.ndim > 1 or (ridges.ndim and ridges.shape[0] != graph.num_templates):
+        raise ValueError(
+            f"`regularizer` has shape {ridges.shape}; give one number, or one for each of {graph.num_templates} templates."
+        )
+    kind = graph.hidden_kinds[0]
+    dtype = jax.eval_shape(kernels[kind].diagonal, samples[kind]).dtype
+    return jnp.broadcast_to(ridges.astype(dtype), (graph.num_templates,))
+
+
+def _as_order(graph: PairwiseGraph, order: int | None) -> int:
+    """By default as many messages as the hidden node of most neighbours multiplies: all but the one that it sends back."""
+    if order is not None:
+        return as_count(order, "order")
+    degrees = np.bincount(graph.edges.reshape(-1), minlength=graph.num_nodes)
+    return max(1, int(degrees[graph.hidden].max()) - 1)
+
+
+def _as_pairs(graph: PairwiseGraph, kernels: tuple, pairs: Any, points: Any) -> tuple[list, tuple]:
+    """Checked pairs for each template, and for each kind its pooled sample."""
+    if (pairs is None) == (points is None):
+        raise ValueError("Give either `pairs` for each template, or `points` for each node.")
+    checked: dict[int, Points] = {}
+
+    def check(sample: Points, name: str, kind: int) -> Points:
+        # The same array stays the same array: messages are kept once at what several templates share.
+        if id(sample) not in checked:
+            checked[id(sample)] = check_finite(as_points(sample, name), name)
+        kernels[kind].check(checked[id(sample)], name)
+        return checked[id(sample)]
+
+    owned: dict[int, list] = {kind: [] for kind in range(graph.num_kinds)}
+    if points is not None:
+        pairs = _pairs_of_nodes(graph, points, check, owned)
+    elif len(pairs) != graph.num_templates:
+        raise ValueError(
+            f"`pairs` holds {len(pairs)} samples; give one pair for each of {graph.num_templates} templates."
+        )
+    result = []
+    for template, pair in enumerate(pairs):
+        if pair is None or not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise ValueError(f"pairs[{template}] must be a pair of samples (first, second), got {type(pair).__name__}.")
+        names = [f"pairs[{template}][{end}]" for end in (0, 1)]
+        kinds = graph.ends[template].tolist()
+        first, second = (check(part, name, kind) for part, name, kind in zip(pair, names, kinds, strict=True))
+        check_same_size(first, names[0], second, names[1])
+        for part, name, kind in zip((first, second), names, kinds, strict=True):
+            owned[kind] += [] if any(part is other for other in owned[kind]) else [part]
+            check_alike(part, name, owned[kind][0], f"other sample of nodes of kind {kind}")
+        result.append((first, second))
+    for kind in graph.hidden_kinds.tolist():
+        if not owned[kind]:
+            node = int(np.flatnonzero(graph.kinds == kind)[0])
+            raise ValueError(
+                f"Node {node} has no sample: it is on no edge, nor is any other node of its kind. Give `points`, or `kinds` to the "
+                "graph so that it shares the sample of other nodes."
+            )
+    return result, tuple(_joined(parts) if parts else None for parts in owned.values())
+
+
+def _pairs_of_nodes(graph: PairwiseGraph, points: Sequence[Points], check: Any, owned: dict) -> list:
+    if graph.num_templates != len(graph.edges) or graph.num_kinds != graph.num_nodes:
+        raise ValueError(
+            "`points` for each node need a graph without shared templates; give `pairs` for each template."
+        )
+    if len(points) != graph.num_nodes:
+        raise ValueError(f"`points` holds {len(points)} samples; give one for each of {graph.num_nodes} nodes.")
+    for node, sample in enumerate(points):
+        if sample is None:
+            raise ValueError(f"Node {node} has no sample: points[{node}] is None.")
+        kind = int(graph.kinds[node])
+        owned[kind].append(check(sample, f"points[{node}]", kind))
+        check_same_size(owned[kind][0], f"points[{node}]", owned[int(graph.kinds[0])][0], "points[0]")
+    order = np.argsort(graph.templates)
+    return [tuple(points[node] for node in edge) for edge in graph.edges[order].tolist()]
+
+
+def _joined(parts: list[Points]) -> Points:
+    return parts[0] if len(parts) == 1 else jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
+
+
+def _sides(pairs: list, direction: int) -> tuple[Points, Points]:
+    first, second = pairs[direction // 2]
+    return (second, first) if direction % 2 else (first, second)
+
+
+def _segments(graph: PairwiseGraph, pairs: list, samples: tuple, kind: int, hidden: dict) -> list[tuple[Points, int]]:
+    """The different samples on which nodes of a kind multiply messages, and where each begins in their support."""
+    parts: list[tuple[Points, int]] = []
+    for direction in sorted(hidden):
+        part = _sides(pairs, direction)[0]
+        if ends(graph, direction)[0] == kind and not any(part is other for other, _ in parts):
+            parts.append((part, sum(size(other) for other, _ in parts)))
+    return parts or [(samples[kind], 0)]
+
+
+def _offset(segments: dict, graph: PairwiseGraph, pairs: list, direction: int) -> int:
+    part = _sides(pairs, direction)[0]
+    return next(start for other, start in segments[ends(graph, direction)[0]] if other is part)
+
+
+def _choose_pivots(
+    graph: PairwiseGraph, kernels: tuple, samples: tuple, pivots: Any, order: int
+) -> dict[int, Landmarks]:
+    kinds = graph.hidden_kinds.tolist()
+    if isinstance(pivots, Landmarks):
+        for kind in kinds:
+            check_alike(pivots.points, "pivots", samples[kind], f"sample of nodes of kind {kind}")
+        return dict.fromkeys(kinds, pivots)
+    count = as_count(pivots, "pivots")
+    items = [(Power(kernels[kind], order), samples[kind]) for kind in kinds]
+    return dict(zip(kinds, map_alike(functools.partial(_greedy, count), items), strict=True))
+
+
+@eqx.filter_jit
+def _greedy(count: int, items: tuple[Power, Points]) -> Landmarks:
+    return jax.lax.map(lambda item: greedy_landmarks(*item, rank=count), items)
