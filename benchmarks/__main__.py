@@ -28,6 +28,7 @@ MODULES = [
     "drift",
     "adaptation",
     "herding_speed",
+    "hypotheses",
 ]
 
 

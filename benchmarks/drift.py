@@ -78,7 +78,7 @@ def photograph(index: int) -> list[list[np.ndarray]]:
     sequences = []
     for repetition in range(PATCHES):
         rng = np.random.default_rng([index, repetition])
-        speed = rng.uniform(15, 40, 2) * rng.choice([-1, 1], 2)
+        speed = rng.uniform(15, 36, 2) * rng.choice([-1, 1], 2)
         room = np.array([height, width]) - 120
         start = rng.uniform(np.maximum(0, -speed * (STEPS - 1)), np.minimum(room, room - speed * (STEPS - 1)))
         sets = []

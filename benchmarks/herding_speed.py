@@ -54,29 +54,22 @@ def herding(count: int) -> dict[str, Any]:
     mean = kbr.gram_product(kernel, x, x, jnp.full(count, 1 / count))
     embedding = kbr.embed(kernel, x)
     methods: dict[str, Callable[[], Any]] = {
-        f"kbr_jax, {rule}": lambda rule=rule: kbr.herd(embedding, count=POINTS, rule=rule).index
-        for rule in ("greedy", "line-search")
+        "kbr_jax": lambda: kbr.herd(embedding, count=POINTS).index,
+        "the mean embedding alone, kbr_jax": lambda: kbr.gram_product(kernel, x, x, jnp.full(count, 1 / count)),
     }
-    methods["the mean embedding alone, kbr_jax"] = lambda: kbr.gram_product(kernel, x, x, jnp.full(count, 1 / count))
     try:
         times = {block: reporting.milliseconds(coreax_herding(x[:10_000], False, block), 1) for block in BLOCKS}
-        best = min(times, key=lambda block: times[block])
-        methods |= {f"coreax, unique={unique}": coreax_herding(x, unique, best) for unique in (False, True)}
         print("coreax, block sizes at n = 10^4", times, flush=True)
+        methods["coreax"] = coreax_herding(x, False, min(times, key=lambda block: times[block]))
     except ImportError:
         print("coreax is not installed: not compared")
     found = {}
     for name, method in methods.items():
-        row = {"seconds": reporting.milliseconds(method, 3) / 1e3}
+        found[name] = {"seconds": reporting.milliseconds(method, 1) / 1e3}
         if "alone" not in name:
             index = np.asarray(method())
-            if "line-search" in name:
-                chosen = kbr.herd(embedding, count=POINTS, rule="line-search")
-                row["squared distance less |mu|^2"] = float(chosen.objective[-1])
-            else:
-                row["squared distance less |mu|^2"] = squared_distance(kernel, x[index], mean, index)
-        found[name] = row
-        print(name, row, flush=True)
+            found[name]["squared distance less |mu|^2"] = squared_distance(kernel, x[index], mean, index)
+        print(name, found[name], flush=True)
     return found
 
 

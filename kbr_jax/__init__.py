@@ -97,6 +97,11 @@ from .filtering import filter as filter
 from .herding import Herded as Herded
 from .herding import herd as herd
 from .herding import herd_continuous as herd_continuous
+from .hypotheses import TestResult as TestResult
+from .hypotheses import conditional_independence_test as conditional_independence_test
+from .hypotheses import independence_test as independence_test
+from .hypotheses import two_sample_test as two_sample_test
+from .hypotheses import two_sample_test_of_blocks as two_sample_test_of_blocks
 from .kernels import AbstractKernel as AbstractKernel
 from .kernels import ChordalGaussian as ChordalGaussian
 from .kernels import Delta as Delta

@@ -2,6 +2,9 @@
 
 import os
 
+# Small solves in many threads crawl beside other work. Before scipy is imported.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import jax
 import jaxtyping
 

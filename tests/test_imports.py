@@ -18,7 +18,7 @@ FLOORS = (
     ("features",),
     ("embedding",),
     ("rules",),
-    ("filtering", "propagation", "dynamics", "herding"),
+    ("filtering", "propagation", "dynamics", "herding", "hypotheses"),
     ("tuning",),
     ("plotting",),
     ("__init__",),

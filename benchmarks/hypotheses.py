@@ -1,0 +1,157 @@
+"""Tests of hypotheses: level over 1000 data sets, and power and time beside hyppo.
+
+    python -m benchmarks.hypotheses
+
+The peer (extra `benchmarks`) runs its own MMD and HSIC with as many permutations, in the same process and on the same data.
+"""
+
+import importlib.util
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.stats
+
+import kbr_jax as kbr
+
+from . import reporting
+
+COMMAND = "python -m benchmarks.hypotheses"
+LEVEL, REPETITIONS, DRAWS, N = 0.05, 1000, 199, 50
+POWER_SETS, POWER_DRAWS, LARGE, LARGE_DRAWS = 100, 200, 1000, 1000
+G = kbr.Gaussian(1.0)
+
+
+def two_samples(key: jax.Array, shift: float) -> tuple[jax.Array, jax.Array]:
+    x, y = jax.random.normal(key, (2, N, 2))
+    return x, y + shift
+
+
+def pairs(key: jax.Array, strength: float) -> tuple[jax.Array, jax.Array]:
+    x, noise = jax.random.normal(key, (2, N, 1))
+    return x, strength * x**2 + noise
+
+
+def triples(key: jax.Array, strength: float) -> tuple[jax.Array, jax.Array, jax.Array]:
+    first, second, third = jax.random.normal(key, (3, 200, 1))
+    z, x = first, jnp.sin(2 * first) + 0.5 * second
+    return x, z + strength * x + 0.5 * third, z
+
+
+def tests() -> dict[str, tuple[Callable[..., jax.Array], float]]:
+    """p-value of each test for a key and a strength of the effect, and a strength at which it should often be found."""
+    two = {
+        "two samples, permutations": lambda x, y, key: kbr.two_sample_test(G, x, y, key=key, draws=DRAWS),
+        "two samples, best of 5 kernels": lambda x, y, key: kbr.two_sample_test(
+            [kbr.Gaussian(h) for h in (0.1, 0.3, 1.0, 3.0, 10.0)], x, y, key=key, draws=DRAWS
+        ),
+        "two samples, wild bootstrap": lambda x, y, key: kbr.two_sample_test(
+            G, x, y, key=key, draws=DRAWS, null="wild bootstrap"
+        ),
+        "two samples, blocks of 5": lambda x, y, key: kbr.two_sample_test_of_blocks(G, x, y, block=5),
+    }
+    one = {
+        "independence": lambda x, y, key: kbr.independence_test(G, G, x, y, key=key, draws=DRAWS),
+        "independence, rank 10": lambda x, y, key: kbr.independence_test(
+            G, G, x, y, key=key, draws=DRAWS, landmarks=10
+        ),
+    }
+
+    def conditional(x, y, z, key):
+        return kbr.conditional_independence_test(
+            G, G, kbr.Gaussian(0.5), x, y, z, regularizer=1e-3, key=key, draws=DRAWS
+        )
+
+    def bound(make, test):
+        def p_value(key, strength):
+            data, own = jax.random.split(key)
+            return test(*make(data, strength), own).p_value
+
+        return p_value
+
+    found: dict[str, tuple[Callable[..., jax.Array], float]] = {
+        name: (bound(two_samples, t), 0.5) for name, t in two.items()
+    }
+    found |= {name: (bound(pairs, t), 0.7) for name, t in one.items()}
+    return found | {"independence given z, n = 200": (bound(triples, conditional), 0.3)}
+
+
+def levels() -> dict[str, Any]:
+    low, high = scipy.stats.binom.ppf([0.005, 0.995], REPETITIONS, LEVEL) / REPETITIONS
+    results: dict[str, Any] = {"bounds, 99 %": [float(low), float(high)], "level": LEVEL}
+    keys = jax.random.split(jax.random.key(0), REPETITIONS)
+    for name, (p_value, strength) in tests().items():
+        run = jax.jit(lambda keys, s, p=p_value: jax.lax.map(lambda key: p(key, s), keys))
+        rates = [float(np.mean(np.asarray(run(keys, jnp.asarray(s))) <= LEVEL)) for s in (0.0, strength)]
+        results[name] = {"type I": rates[0], "inside": bool(low <= rates[0] <= high), "power": rates[1]}
+        print(name, results[name], flush=True)
+    return results
+
+
+def against_hyppo() -> dict[str, Any]:
+    from hyppo.independence import Hsic  # pyright: ignore[reportMissingImports]
+    from hyppo.ksample import MMD  # pyright: ignore[reportMissingImports]
+
+    # hyppo's Gaussian kernel is exp(-gamma |x - y|^2).
+    hsic, mmd = Hsic(compute_kernel="rbf", gamma=0.5), MMD(compute_kernel="rbf", gamma=0.5)
+    problems: dict[str, Any] = {
+        "two samples": (
+            lambda x, y, draws: kbr.two_sample_test(G, x, y, key=jax.random.key(1), draws=draws).p_value,
+            lambda x, y, draws: mmd.test(x, y, reps=draws, auto=False)[1],
+            lambda key: two_samples(key, 0.4),
+        ),
+        "independence": (
+            lambda x, y, draws: kbr.independence_test(G, G, x, y, key=jax.random.key(1), draws=draws).p_value,
+            lambda x, y, draws: hsic.test(x, y, reps=draws, auto=False)[1],
+            lambda key: pairs(key, 0.5),
+        ),
+    }
+    results: dict[str, Any] = {}
+    for name, (ours, theirs, make) in problems.items():
+        found = []
+        for key in jax.random.split(jax.random.key(2), POWER_SETS):
+            data = make(key)
+            arrays = [np.asarray(part, np.float64) for part in data]
+            found.append((float(ours(*data, POWER_DRAWS)) <= LEVEL, theirs(*arrays, POWER_DRAWS) <= LEVEL))
+        rates = np.mean(found, axis=0)
+        results[name] = {"power": float(rates[0]), "power, hyppo": float(rates[1])}
+        x, noise = np.asarray(jax.random.normal(jax.random.key(3), (2, LARGE, 2)), np.float64)
+        y = noise + (0.3 if name == "two samples" else 0.5 * x**2)
+        start = time.perf_counter()
+        theirs(x, y, LARGE_DRAWS)
+        seconds = time.perf_counter() - start
+        own = reporting.milliseconds(lambda f=ours, x=x, y=y: f(jnp.asarray(x), jnp.asarray(y), LARGE_DRAWS), 3) / 1e3
+        results[name] |= {"seconds": own, "seconds, hyppo": seconds, "times faster": seconds / own}
+        if name == "independence":
+            low_rank = (
+                reporting.milliseconds(
+                    lambda x=x, y=y: (
+                        kbr.independence_test(
+                            G, G, jnp.asarray(x), jnp.asarray(y), key=jax.random.key(1), draws=LARGE_DRAWS, landmarks=50
+                        ).p_value
+                    ),
+                    3,
+                )
+                / 1e3
+            )
+            results[name] |= {"seconds, rank 50": low_rank, "times faster, rank 50": seconds / low_rank}
+        print(name, results[name], flush=True)
+    return results
+
+
+def main() -> None:
+    jax.config.update("jax_enable_x64", True)
+    results: dict[str, Any] = {}
+    if importlib.util.find_spec("hyppo"):
+        results["against hyppo"] = against_hyppo()
+    else:
+        print("hyppo is not installed: not compared")
+    results["levels"] = levels()
+    reporting.save("hypotheses", COMMAND, results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,7 @@
+"""Tests of hypotheses with embeddings: two samples, independence, independence given a third variable."""
+
+from ._conditional import conditional_independence_test as conditional_independence_test
+from ._independence import independence_test as independence_test
+from ._results import TestResult as TestResult
+from ._two_sample import two_sample_test as two_sample_test
+from ._two_sample import two_sample_test_of_blocks as two_sample_test_of_blocks

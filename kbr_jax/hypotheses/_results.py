@@ -1,0 +1,55 @@
+"""What a test returns, and how simulated null distributions become p-values."""
+
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from .._typing import Array, Float, PRNGKeyArray
+
+#: Draws of the null distribution that are computed side by side.
+_BATCH = 256
+
+
+class TestResult(eqx.Module):
+    """Outcome of a test.
+
+    - `p_value`: small where the hypothesis (same distribution, independence) is doubtful; reject at level alpha if it is <= alpha.
+    - `statistic`: as the test defines it, one for each kernel if several were given.
+    - `null`: `[draws]` (or `[draws, kernels]`), the statistic under permutations or random signs; empty for tests of blocks.
+    """
+
+    __test__ = False  # not for pytest to collect
+
+    p_value: Float[Array, ""]
+    statistic: Float[Array, "*kernels"]
+    null: Float[Array, "draws *kernels"]
+
+
+def simulate(
+    key: PRNGKeyArray, count: int, draw: Callable[[PRNGKeyArray], Array], statistics: Callable[[Array], Array]
+) -> Array:
+    """`statistics` of `count` draws: of a batch `[b, ...]` of them at a time, so that products with matrices stay products."""
+    size = min(_BATCH, count)
+    batches = -(-count // size)
+    keys = jax.random.split(key, batches * size).reshape(batches, size)
+    found = lax.map(lambda batch: statistics(jax.vmap(draw)(batch)), keys)
+    return found.reshape(batches * size, *found.shape[2:])[:count]
+
+
+def from_null(statistic: Float[Array, "*kernels"], null: Float[Array, "draws *kernels"]) -> TestResult:
+    r"""The p-value $(1 + \#\{b : T_b \ge T\}) / (1 + B)$, exact for permutations.
+
+    With several kernels T is first replaced by its own rank among all $1 + B$ values, kernel by kernel; the least p-value over
+    kernels is then compared with those of the permutations, which have chosen among kernels just as often (Westfall and Young 1993).
+    """
+    if statistic.ndim == 0:
+        return TestResult((1 + jnp.sum(null >= statistic)) / (1 + null.shape[0]), statistic, null)
+    everything = jnp.concatenate([statistic[None], null])
+    ordered = jnp.sort(everything, axis=0)
+    # How many values are at least as large, ties included.
+    below = jax.vmap(lambda column, values: jnp.searchsorted(column, values, side="left"), 1, 1)(ordered, everything)
+    least = jnp.min(everything.shape[0] - below, axis=1)
+    return TestResult(jnp.mean((least <= least[0]).astype(statistic.dtype)), statistic, null)

@@ -1,0 +1,166 @@
+"""Tests of hypotheses: statistics in plain NumPy, exact levels, power where it must be, independence of what is permuted."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+import kbr_jax as kbr
+
+G = kbr.Gaussian(1.0)
+RNG = np.random.default_rng(0)
+X = jnp.asarray(RNG.normal(size=(14, 2)))
+Y = jnp.asarray(RNG.normal(size=(11, 2)) + 0.7)
+KEY = jax.random.key(0)
+
+
+def close(actual, expected, tol=1e-10):
+    np.testing.assert_allclose(np.asarray(actual), np.asarray(expected), rtol=0, atol=tol)
+
+
+def test_two_sample_statistic_and_its_null():
+    found = kbr.two_sample_test(G, X, Y, key=KEY, draws=200)
+    close(found.statistic, kbr.mmd2(kbr.embed(G, X), kbr.embed(G, Y), unbiased=True))
+    close(found.p_value, (1 + np.sum(np.asarray(found.null) >= float(found.statistic))) / 201)
+    # Every draw is the statistic of some split of the pooled sample: their mean over all splits is 0.
+    assert abs(np.mean(found.null)) < 5 * np.std(found.null) / np.sqrt(200)
+
+
+def test_wild_bootstrap():
+    found = kbr.two_sample_test(G, X[:11], Y, key=KEY, draws=200, null="wild bootstrap")
+    close(found.statistic, kbr.mmd2(kbr.embed(G, X[:11]), kbr.embed(G, Y), unbiased=True), 0.02)
+    a, b = (np.asarray(kbr.gram(G, points)) for points in (X[:11], Y))
+    cross = np.asarray(kbr.gram(G, X[:11], Y))
+    h = (a + b - cross - cross.T) * (1 - np.eye(11))
+    close(found.statistic, h.sum() / 110)
+    assert abs(np.mean(found.null)) < 5 * np.std(found.null) / np.sqrt(200)
+
+
+def test_the_best_kernel_of_several():
+    kernels = [kbr.Gaussian(h) for h in (0.1, 1.0, 10.0)]
+    found = kbr.two_sample_test(kernels, X, Y, key=KEY, draws=99)
+    assert found.statistic.shape == (3,) and found.null.shape == (99, 3)
+    everything = np.concatenate([np.asarray(found.statistic)[None], np.asarray(found.null)])
+    ranks = (everything[None] >= everything[:, None]).sum(1)  # how many are at least as large
+    least = ranks.min(1)
+    close(found.p_value, np.mean(least <= least[0]))
+
+
+def test_blocks():
+    x, y = X[:12], jnp.concatenate([Y, Y[:1]])
+    found = kbr.two_sample_test_of_blocks(G, x, y, block=3)
+    parts = [
+        kbr.gram(G, x[i : i + 3]) + kbr.gram(G, y[i : i + 3]) - 2 * kbr.gram(G, x[i : i + 3], y[i : i + 3])
+        for i in (0, 3, 6, 9)
+    ]
+    values = [(np.sum(part) - np.trace(part)) / 6 for part in parts]
+    close(found.statistic, np.mean(values))
+    score = np.mean(values) / np.std(values, ddof=1) * 2
+    close(found.p_value, scipy.stats.norm.sf(score))
+
+
+@pytest.mark.parametrize("landmarks", [None, 12])
+def test_independence_statistic(landmarks):
+    x, y = X[:12], X[:12, :1] ** 2
+    found = kbr.independence_test(G, G, x, y, key=KEY, draws=50, landmarks=landmarks)
+    close(found.statistic, kbr.hsic(G, G, x, y), 1e-8)
+    close(found.p_value, (1 + np.sum(np.asarray(found.null) >= float(found.statistic))) / 51)
+
+
+def test_conditional_independence_statistic():
+    x, y, z = X, X[:, :1] ** 2, X[:, 1:]
+    found = kbr.conditional_independence_test(G, G, G, x, y, z, regularizer=0.01, key=KEY, draws=400)
+    n, h = 14, np.eye(14) - 1 / 14
+    kx, ky, kz = (np.asarray(kbr.gram(G, points)) for points in (x, y, z))
+    r = 0.14 * np.linalg.inv(h @ kz @ h + 0.14 * np.eye(n))
+    a, b = r @ h @ (kx * kz) @ h @ r, r @ h @ ky @ h @ r
+    close(found.statistic, np.trace(a @ b) / n)
+    expected, spread = np.trace(a * b) / n, np.sqrt(2 * np.sum((a * b) ** 2)) / n
+    assert abs(np.mean(found.null) - expected) < 4 * spread / np.sqrt(400)
+    np.testing.assert_allclose(np.std(found.null), spread, rtol=0.3)
+
+
+# ---- level and power over many data sets, in one program each
+
+LEVEL, REPETITIONS, DRAWS, N = 0.1, 300, 99, 20
+
+
+def rejections(test):
+    p = jax.jit(lambda keys: jax.lax.map(test, keys, batch_size=50))(jax.random.split(jax.random.key(1), REPETITIONS))
+    return int(np.sum(np.asarray(p) <= LEVEL))
+
+
+def within_binomial_bounds(count):
+    low, high = scipy.stats.binom.ppf([0.001, 0.999], REPETITIONS, LEVEL)
+    return low <= count <= high
+
+
+def two_samples(shift, **options):
+    def test(key):
+        first, second, permute = jax.random.split(key, 3)
+        x, y = jax.random.normal(first, (N, 1)), jax.random.normal(second, (N, 1)) + shift
+        kernel = options.get("kernel", G)
+        return kbr.two_sample_test(
+            kernel, x, y, key=permute, draws=DRAWS, null=options.get("null", "permutation")
+        ).p_value
+
+    return test
+
+
+def pairs(strength, landmarks=None):
+    def test(key):
+        first, second, permute = jax.random.split(key, 3)
+        x = jax.random.normal(first, (N, 1))
+        y = strength * x**2 + jax.random.normal(second, (N, 1))
+        return kbr.independence_test(G, G, x, y, key=permute, draws=DRAWS, landmarks=landmarks).p_value
+
+    return test
+
+
+def triples(strength):
+    def test(key):
+        keys = jax.random.split(key, 4)
+        z = jax.random.normal(keys[0], (60, 1))
+        x = jnp.sin(2 * z) + 0.5 * jax.random.normal(keys[1], (60, 1))
+        y = z + strength * x + 0.5 * jax.random.normal(keys[2], (60, 1))
+        kernels = G, G, kbr.Gaussian(0.5)
+        return kbr.conditional_independence_test(*kernels, x, y, z, regularizer=1e-3, key=keys[3], draws=DRAWS).p_value
+
+    return test
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        two_samples(0.0),
+        two_samples(0.0, kernel=[kbr.Gaussian(0.3), kbr.Gaussian(2.0)]),
+        two_samples(0.0, null="wild bootstrap"),
+        pairs(0.0),
+        pairs(0.0, landmarks=5),
+        triples(0.0),
+    ],
+    ids=["two samples", "two kernels", "wild bootstrap", "pairs", "pairs, landmarks", "triples"],
+)
+def test_the_level_is_kept(test):
+    assert within_binomial_bounds(rejections(test))
+
+
+@pytest.mark.parametrize("test", [two_samples(1.5), pairs(3.0), triples(1.5)], ids=["two samples", "pairs", "triples"])
+def test_what_differs_is_found(test):
+    assert rejections(test) > 0.85 * REPETITIONS
+
+
+def test_the_level_of_blocks():
+    def test(key):
+        x, y = jax.random.normal(key, (2, 400, 1))
+        return kbr.two_sample_test_of_blocks(G, x, y, block=4).p_value
+
+    assert within_binomial_bounds(rejections(test))
+
+
+def test_any_domain():
+    labels = jnp.asarray(RNG.integers(0, 3, 30))
+    found = kbr.independence_test(kbr.Delta(), G, labels, labels.astype(float)[:, None], key=KEY, draws=99)
+    close(found.p_value, 0.01)
+    assert float(kbr.two_sample_test(kbr.Delta(), labels, labels[:10], key=KEY, draws=99).p_value) > 0.05
