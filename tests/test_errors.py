@@ -51,6 +51,17 @@ def fit_svm(x=X, labels=LABELS % 2, penalty=1.0, **options):
     return kbr.fit_predicted_svm(x, labels, jnp.ones(6) / 6, penalty=penalty, **options)
 
 
+KEY = jax.random.key(0)
+
+
+def two_samples(x=X, y=X, kernel=G, **options):
+    return kbr.two_sample_test(kernel, x, y, key=KEY, **options)
+
+
+def triples(x, regularizer=0.1):
+    return kbr.conditional_independence_test(G, G, G, x, x, x, regularizer=regularizer, key=KEY)
+
+
 TWO_SETS = kbr.sample_sets([X, X + 1])
 MIXTURE = kbr.gaussian_mixture(jnp.zeros((1, 2)), jnp.ones(1))
 
@@ -332,6 +343,18 @@ CASES = {
     "linear labels": (lambda: fit_svm(x=LABELS), "Linear features need points that are one real array"),
     "points of a classifier": (lambda: kbr.classify(fit_svm(), Y), "`x` has 3 features, the classifier 2"),
     "estimator": (lambda: kbr.fit_predicted_estimator(None, X, LABELS, jnp.ones(5)), "have 6, 6 and 5 entries"),
+    # Tests of hypotheses.
+    "one point": (lambda: two_samples(X[:1]), "at least 2 points in each sample"),
+    "two kinds of samples": (lambda: two_samples(X, Y), "`y` has shape|must agree"),
+    "no kernels": (lambda: two_samples(kernel=[]), "`kernel` is an empty list"),
+    "null": (lambda: two_samples(null="bootstrap"), '`null` must be "permutation" or "wild bootstrap", got'),
+    "signs": (lambda: two_samples(X, X[:4], null="wild bootstrap"), "`y` has 4 points and `x` 6"),
+    "draws": (lambda: two_samples(draws=0), "`draws` must be an integer >= 1, got 0"),
+    "blocks": (lambda: kbr.two_sample_test_of_blocks(G, X, X, block=4), "leave at least two blocks of 6 points"),
+    "unpaired": (lambda: kbr.independence_test(G, G, X, X[:4], key=KEY), "6 points|4 points"),
+    "one pair": (lambda: kbr.independence_test(G, G, X[:1], X[:1], key=KEY), "at least 2 pairs"),
+    "three triples": (lambda: triples(X[:3]), "at least 4 triples"),
+    "ridge of a test": (lambda: triples(X, 0.0), "`regularizer` must be positive, got 0"),
 }
 
 #: The same for both filters.

@@ -500,3 +500,14 @@ def test_predicted_classifier(kernel):
     svm = kbr.fit_predicted_svm(X, LABELS, weights, penalty=3.0, kernel=kernel)
     single((svm.coefficients, svm.intercepts))
     assert np.all(svm.converged)
+
+
+def test_hypotheses():
+    key = jax.random.key(0)
+    for test in (
+        kbr.two_sample_test(KERNEL, X, Y, key=key, draws=50),
+        kbr.two_sample_test_of_blocks(KERNEL, X, Y, block=5),
+        kbr.independence_test(KERNEL, KERNEL, X, Y, key=key, draws=50),
+        kbr.conditional_independence_test(KERNEL, KERNEL, KERNEL, X, Y, X[:, :1], regularizer=1e-2, key=key, draws=50),
+    ):
+        assert 0 < float(single(test).p_value) <= 1
