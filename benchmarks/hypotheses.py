@@ -2,8 +2,8 @@
 
     python -m benchmarks.hypotheses
 
-The peer (extra `benchmarks`) runs its own MMD and HSIC, in the same process and on the same data; at n = 1000 with 40 permutations, whose
-time is multiplied by 25.
+The peer (extra `benchmarks`) runs its own MMD and HSIC, in the same process and on the same data; at n = 1000 with 40 permutations,
+whose time is multiplied by 25.
 """
 
 import importlib.util
