@@ -160,13 +160,14 @@ def as_count(value: object, name: str, points: Points = None, points_name: str =
     return count
 
 
-def as_mask(mask: ArrayLike | None, n: int, name: str) -> Bool[Array, " n"]:
-    """A boolean mask of n entries; all True where None is given."""
+def as_mask(mask: ArrayLike | None, n: int | tuple[int, ...], name: str) -> Bool[Array, "*n"]:
+    """A boolean mask of n entries, or of a shape n; all True where None is given."""
+    shape = n if isinstance(n, tuple) else (n,)
     if mask is None:
-        return jnp.ones(n, bool)
+        return jnp.ones(shape, bool)
     mask = jnp.asarray(mask)
-    if mask.shape != (n,) or mask.dtype != bool:
-        raise ValueError(f"`{name}` must be a boolean mask of shape ({n},), got {mask.dtype}{list(mask.shape)}.")
+    if mask.shape != shape or mask.dtype != bool:
+        raise ValueError(f"`{name}` must be a boolean mask of shape {shape}, got {mask.dtype}{list(mask.shape)}.")
     return mask
 
 

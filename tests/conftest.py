@@ -19,11 +19,15 @@ unchecked = ["test_float32.py", "test_errors.py", "test_propagation_errors.py"]
 checked = [name for name in sorted(os.listdir(os.path.dirname(__file__))) if name.startswith("test_")]
 collect_ignore = [name for name in checked if name not in unchecked] if FLOAT32 else unchecked
 
+# One thread a worker: there is a worker for each core, and on few cores XLA's thread pool can wedge, so that a program never
+# returns. XLA stops at a flag that it does not know.
+jax.config.update("jax_cpu_enable_async_dispatch", False)
+flags = ["--xla_cpu_multi_thread_eigen=false"]
 if not FLOAT32:
     jaxtyping.install_import_hook("kbr_jax", "beartype.beartype")
     # Compiling is most of what the tests cost, and each program runs a few times on a few points: leave LLVM's optimisation
-    # to the float32 leg. `XLA_FLAGS= pytest` has it here too. XLA stops at a flag that it does not know.
-    flags = ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true"]
+    # to the float32 leg. `XLA_FLAGS= pytest` has it here too.
+    flags += ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true"]
     if jax.__version_info__ < (0, 11):
         flags.append("--xla_cpu_use_fusion_emitters=false")
-    os.environ.setdefault("XLA_FLAGS", " ".join(flags))
+os.environ.setdefault("XLA_FLAGS", " ".join(flags))

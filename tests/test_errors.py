@@ -281,7 +281,7 @@ CASES = {
     "mask of a list": (lambda: kbr.sample_sets([X], mask=jnp.ones((1, 6), bool)), "`mask` belongs to stacked samples"),
     "mask of sets": (
         lambda: kbr.sample_sets(jnp.ones((2, 3)), mask=jnp.ones((2, 3))),
-        r"`mask` must be boolean of shape \(2, 3\)",
+        r"`mask` must be a boolean mask of shape \(2, 3\)",
     ),
     "weights of sets": (
         lambda: kbr.sample_sets([X, X], jnp.ones(6)),

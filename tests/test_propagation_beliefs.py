@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import networkx
 import numpy as np
 import pytest
 
@@ -241,7 +242,6 @@ def test_graphs_of_networkx_are_taken():
     assert graph.kinds.tolist() == [0, 1, 2, 0]
     without = kbr.pairwise_graph(Nodes(["a", "b"], [("a", "b", {})]))
     assert without.num_templates == 1 and without == kbr.pairwise_graph(Nodes(["a", "b"], [("a", "b", {})]))
-    networkx = pytest.importorskip("networkx")
     assert kbr.pairwise_graph(networkx.path_graph(4)).num_nodes == 4
 
 

@@ -43,7 +43,7 @@ class PredictedSVM(eqx.Module):
 
     - `features`: $\psi$, None for linear ones. `coefficients`: w `[c, r]`; `intercepts`: b `[c]`, with c = 1 for two classes.
     - `classes`: the labels, `[2]` (the second is the positive one) or `[c]`. `converged`: False where Newton's method was
-      stopped before the points inside the margin had settled.
+      stopped before the points inside the margin had settled; the result then carries no gradient.
     """
 
     features: AbstractFeatureMap | None
@@ -168,7 +168,7 @@ def _squared_hinge(codes: Float[Array, "n r"], y, scale, intercept: bool):
 
 
 def decision_values(svm: PredictedSVM, x: Points) -> Float[Array, "n c"]:
-    """F of each class at points `[n, ...]`; one column for two classes, positive for the second. Cost O(n r (d + c))."""
+    """The value f of each class at points `[n, ...]`; one column for two classes, positive for the second. Cost O(n r (d + c))."""
     codes = _codes(svm.features, as_points(x, "x")).astype(svm.coefficients.dtype)
     if codes.shape[1] != svm.coefficients.shape[1]:
         raise ValueError(
@@ -178,7 +178,7 @@ def decision_values(svm: PredictedSVM, x: Points) -> Float[Array, "n c"]:
 
 
 def classify(svm: PredictedSVM, x: Points) -> Array:
-    """The class `[n]` of largest decision value at points `[n, ...]`."""
+    """The class `[n]` of largest decision value at points `[n, ...]`. Cost and errors as `decision_values`."""
     values = decision_values(svm, x)
     index = (values[:, 0] > 0).astype(int) if values.shape[1] == 1 else jnp.argmax(values, axis=1)
     return svm.classes[index]

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._checks import as_count, as_points, as_weights, check_alike, check_finite, padded, size, take
+from .._checks import as_count, as_mask, as_points, as_weights, check_alike, check_finite, padded, size, take
 from .._numerics import matmul
-from .._typing import Array, ArrayLike, Bool, Float, Points
+from .._typing import Array, ArrayLike, Float, Points
 from ..embedding import Embedding, GaussianMixture, inner_mixtures
 from ..kernels import AbstractKernel, as_kernel
 
@@ -75,7 +75,7 @@ def _stacked(points: Points, weights: ArrayLike | None, mask: ArrayLike | None) 
             "Stacked `sets` need the shape [T, n, ...] with n >= 1 in every part; pass a list of samples if their sizes differ."
         )
     dtype = jnp.result_type(*[leaf.dtype for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)] or [float])
-    present = _as_mask(mask, shape)
+    present = as_mask(mask, shape, "mask")
     if weights is None:
         counts = jnp.sum(present, axis=1, keepdims=True).astype(dtype)
         return SampleSets(points, jnp.where(present, 1 / jnp.where(counts > 0, counts, 1), 0).astype(dtype))
@@ -85,19 +85,13 @@ def _stacked(points: Points, weights: ArrayLike | None, mask: ArrayLike | None) 
     return SampleSets(points, jnp.where(present, weights, 0))
 
 
-def _as_mask(mask: ArrayLike | None, shape: tuple[int, ...]) -> Bool[Array, "T n"]:
-    if mask is None:
-        return jnp.ones(shape, bool)
-    mask = jnp.asarray(mask)
-    if mask.shape != shape or mask.dtype != bool:
-        raise ValueError(f"`mask` must be boolean of shape {shape}, got {mask.dtype}{list(mask.shape)}.")
-    return mask
-
-
 def mix_sets(kernel: Any, sets: SampleSets, coefficients: ArrayLike) -> Embedding:
     r"""$\sum_t c_t \hat\mu_t$ as one embedding of all points (L15 eqs 5 and 8), coefficients `[T]` of any sign.
 
     The baselines of L15: `[0, ..., 0, 1]` is the last set, `sets.sizes / sets.sizes.sum()` all sets together.
+
+    **Returns:** an `Embedding` on T n points, weights $c_t w_{ti}$ `[..., T n]`. Cost O(T n). **Raises:** `ValueError` for
+    coefficients of another number, or points outside the kernel's domain.
     """
     kernel = as_kernel(kernel)
     count = sets.weights.shape[0]
@@ -174,17 +168,14 @@ def sampling_noise(
     kernel = as_kernel(kernel)
     weights = sets.weights
     if squared_norms is None:
-        squared_norms = jax.vmap(lambda one: _norm2(kernel, one))(sets)
+        index = jnp.arange(weights.shape[0])
+        squared_norms = _products(kernel, sets, sets, (index, index), 1)
     own = jax.vmap(kernel.diagonal)(sets.points).astype(weights.dtype)
     mass = jnp.sum(weights, axis=-1)
     spread = jnp.sum(weights**2, axis=-1) / mass**2
     excess = jnp.maximum(jnp.sum(weights * own, axis=-1) * mass - squared_norms, 0)
     alone = spread >= 1 - 4 * jnp.finfo(weights.dtype).eps
     return jnp.where(alone, 0, excess * spread / jnp.where(alone, 1, 1 - spread))
-
-
-def _norm2(kernel: AbstractKernel, one: SampleSets) -> Float[Array, ""]:
-    return jnp.sum(one.weights * matmul(kernel.gram(one.points, one.points), one.weights))
 
 
 def _mixture_gram(kernel: Any, sets: GaussianMixture, others: SampleSets | GaussianMixture) -> Float[Array, "S T"]:

@@ -11,6 +11,7 @@ from ._distance import mmd as mmd
 from ._distance import mmd2 as mmd2
 from ._distance import witness as witness
 from ._embedding import Embedding as Embedding
+from ._embedding import check_unbatched as check_unbatched
 from ._embedding import embed as embed
 from ._embedding import evaluate as evaluate
 from ._embedding import expectation as expectation

@@ -13,7 +13,7 @@ from .._checks import as_batch, as_points, check_alike, take
 from .._numerics import HIGHEST, matmul, safe_divide
 from .._typing import Array, Float, Point, Points
 from ..kernels import ChordalGaussian, Gaussian
-from ._embedding import Embedding, evaluate, mean
+from ._embedding import Embedding, check_unbatched, evaluate, mean
 
 
 def decoding_objective(embedding: Embedding, points: Point | Points) -> Float[Array, "..."]:
@@ -52,8 +52,7 @@ def decode_fixed_point(embedding: Embedding, start: Point | None = None, *, step
         raise ValueError(
             f"The fixed point is that of Gaussian kernels, not {type(kernel).__name__}; use `decode_gradient`."
         )
-    if embedding.weights.ndim != 1:
-        raise ValueError(f"`embedding` is a batch of shape {embedding.weights.shape}; use `jax.vmap` over its weights.")
+    check_unbatched(embedding, "embedding")
     points, weights = embedding.points, embedding.weights
     start = jnp.asarray(decode(embedding) if start is None else start, points.dtype)
     if start.shape != points.shape[1:]:
@@ -96,8 +95,7 @@ def decode_gradient(
     **Returns:** the best point seen over all starts and steps, never worse than the best start.
     Cost O(s steps n d).
     """
-    if embedding.weights.ndim != 1:
-        raise ValueError(f"`embedding` is a batch of shape {embedding.weights.shape}; use `jax.vmap` over its weights.")
+    check_unbatched(embedding, "embedding")
     if starts is None:
         order = jnp.argsort(decoding_objective(embedding, embedding.points))
         starts = take(embedding.points, order[: min(num_starts, order.shape[0])])

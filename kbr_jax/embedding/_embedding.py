@@ -51,6 +51,12 @@ def embed(kernel: Any, points: Points, weights: ArrayLike | None = None) -> Embe
     return Embedding(kernel, points, as_weights(weights, size(points), "weights", dtype))
 
 
+def check_unbatched(embedding: Embedding, name: str) -> None:
+    """One embedding, not a batch of them; else a `ValueError` that names the argument."""
+    if embedding.weights.ndim != 1:
+        raise ValueError(f"`{name}` is a batch of shape {embedding.weights.shape}; use `jax.vmap` over its weights.")
+
+
 def evaluate(embedding: Embedding, points: Point | Points) -> Float[Array, "..."]:
     r"""Values $\mu(z) = \sum_i w_i k(x_i, z)$ at one point or m points `[m, ...]`; cost O(n m d).
 

@@ -24,7 +24,7 @@ from .._checks import (
 )
 from .._numerics import AbstractFactor, matmul
 from .._typing import Array, ArrayLike, Bool, Float, Point, Points
-from ..embedding import Embedding
+from ..embedding import Embedding, check_unbatched
 from ..features import AbstractFeatures
 
 
@@ -146,8 +146,7 @@ def as_transitions(
 
 def project_prior(features: AbstractFeatures, prior: Embedding, factor: AbstractFactor) -> Float[Array, " n"]:
     """An embedding over states as weights on the sample of `features`, by the ridge regression of `factor`."""
-    if prior.weights.ndim != 1:
-        raise ValueError(f"`prior` is a batch of shape {prior.weights.shape}; use `jax.vmap` over its weights.")
+    check_unbatched(prior, "prior")
     check_alike(prior.points, "prior.points", features.points, "training states")
     return features.ridge_weights(factor, matmul(prior.weights, features.encode(prior.points))[None])[0]
 

@@ -9,7 +9,7 @@ from jax import lax
 from .._checks import as_count, as_regularizer, as_share, check_alike
 from .._numerics import PSDFactor, matmul, psd_factor, safe_divide
 from .._typing import Array, ArrayLike, Bool, Float, PointFunction, Points
-from ..embedding import Embedding, guarded_sum
+from ..embedding import Embedding, check_unbatched, guarded_sum
 from ..features import AbstractFeatures, Frequencies, Landmarks, SoftCells, greedy_landmarks
 from ..kernels import as_kernel
 from ..rules import (
@@ -192,8 +192,7 @@ class MomentFilter(AbstractFilter):
         """Coefficients of the prior of the first observation; by default of the training states' marginal."""
         maps, moments = self.moments.maps, self.moments
         if prior is not None:
-            if prior.weights.ndim != 1:
-                raise ValueError(f"`prior` is a batch of shape {prior.weights.shape}; use `jax.vmap` over its weights.")
+            check_unbatched(prior, "prior")
             check_alike(prior.points, "prior.points", maps.x.points, "training states")
             return self.model.coefficients(matmul(prior.weights, maps.x.encode(prior.points)))
         if maps.cells is not None:

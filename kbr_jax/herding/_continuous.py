@@ -10,9 +10,9 @@ from jax import lax
 
 from .._checks import as_count, as_points, as_positive, check_alike, take
 from .._typing import Array, ArrayLike, Float, Points
-from ..embedding import Embedding, evaluate
+from ..embedding import Embedding, check_unbatched, evaluate
 from ..kernels import diagonal
-from ._herding import Herded, check_target
+from ._herding import Herded
 
 #: Newton steps at the end of each ascent; they stop improving where rounding does.
 _NEWTON_STEPS = 5
@@ -47,7 +47,7 @@ def herd_continuous(
 
     **Raises:** `ValueError` for a batch, points that are not one real array, or starts of another kind.
     """
-    check_target(embedding)
+    check_unbatched(embedding, "embedding")
     points = embedding.points
     if not isinstance(points, jax.Array) or not jnp.issubdtype(points.dtype, jnp.floating):
         raise ValueError("Gradient ascent needs points that are one real array [n, ...]; use `herd` over candidates.")

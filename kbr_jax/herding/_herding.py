@@ -8,7 +8,7 @@ from jax import lax
 
 from .._checks import as_count, as_points, check_alike, take
 from .._typing import Array, Float, Int, Points
-from ..embedding import Embedding
+from ..embedding import Embedding, check_unbatched
 from ..kernels import AbstractKernel, gram_product
 from ._corrective import corrective, free, kernel_row
 
@@ -25,12 +25,6 @@ class Herded(eqx.Module):
     embedding: Embedding
     index: Int[Array, " m"] | None
     objective: Float[Array, " m"]
-
-
-def check_target(embedding: Embedding) -> None:
-    """Herding follows one embedding at a time."""
-    if embedding.weights.ndim != 1:
-        raise ValueError(f"`embedding` is a batch of shape {embedding.weights.shape}; use `jax.vmap` over its weights.")
 
 
 def herd(embedding: Embedding, candidates: Points | None = None, *, count: int, rule: Rule = "greedy") -> Herded:
@@ -58,7 +52,7 @@ def herd(embedding: Embedding, candidates: Points | None = None, *, count: int, 
     **Raises:** `ValueError` for a batch, candidates of another kind, a `count` < 1, or an unknown rule; with "free", for more points
     than candidates.
     """
-    check_target(embedding)
+    check_unbatched(embedding, "embedding")
     if rule not in get_args(Rule):
         raise ValueError(f"`rule` must be one of {', '.join(get_args(Rule))}; got {rule!r}.")
     kernel = embedding.kernel

@@ -33,7 +33,7 @@ def independence_test(
 
     - `kernel_x`, `kernel_y`: of any two domains. `x`, `y`: n pairs. `key`: of the permutations.
     - `draws`: B, permutations (static); the smallest p-value is 1 / (B + 1).
-    - `landmarks`: a rank, or landmarks for features of both variables: the criterion of the low-rank kernels,
+    - `landmarks`: the rank r of greedy landmarks for features of each variable: the criterion of the low-rank kernels,
       $|\Phi^\top H \Psi|^2 / n^2$. Then a permutation costs O(n r^2) instead of n^2 memory accesses; the level stays exact.
 
     **Returns:** a `TestResult`. One compiled program; cost O(n^2 (d + B)), or O(n r^2 B).

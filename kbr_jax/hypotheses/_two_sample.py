@@ -106,7 +106,7 @@ def _signs(kernels: tuple[AbstractKernel, ...], x: Points, y: Points, key: PRNGK
 
 
 def _pairs(kernel: AbstractKernel, x: Points, y: Points) -> Float[Array, "n n"]:
-    """H of the U-statistic, with a zero diagonal."""
+    """The matrix h of the U-statistic, with a zero diagonal."""
     cross = kernel.gram(x, y)
     h = kernel.gram(x, x) + kernel.gram(y, y) - cross - cross.T
     return h * (1 - jnp.eye(h.shape[0], dtype=h.dtype))

@@ -13,7 +13,7 @@ from typing import Literal, overload
 from .._checks import as_regularizer, as_share, check_alike
 from .._numerics import matmul
 from .._typing import Array, ArrayLike, Float, Point, Points
-from ..embedding import Embedding, JointEmbedding
+from ..embedding import Embedding, JointEmbedding, check_unbatched
 from ..features import encode
 from . import _moment_rules as moment_rules
 from ._conditional import ConditionalEmbedding
@@ -109,8 +109,7 @@ def bayes_rule(
     **Raises:** `ValueError` for points of the wrong kind, a regularizer that is not positive, an unknown form.
     """
     _check_form(form, ("a", "b", "importance"))
-    if prior.weights.ndim != 1:
-        raise ValueError(f"`prior` is a batch of shape {prior.weights.shape}; use `jax.vmap` over its weights.")
+    check_unbatched(prior, "prior")
     truncation = as_share(truncation, "truncation")
     clip = clip or form == "importance"
     if isinstance(model, MomentModel):
