@@ -294,12 +294,24 @@ def test_stacked_forecast():
             left = [one(gram, start=t, skip=t) - np.eye(6)[t + 1] for t in range(1, 5)]
             ahead = [np.append(one(gram[:t, :t]), np.zeros(6 - t)) - np.eye(6)[t] for t in (4, 5)]
             errors.append((np.stack(left), np.stack(ahead)))
-    quadratic = noise * np.eye(6) + sum(
+
+    def line(time, known):
+        """Coefficients of the value at a time of the least-squares line through the embeddings of known sets."""
+        c = np.zeros(6)
+        c[known] = np.array([1, time]) @ np.linalg.pinv(np.stack([np.ones(len(known)), known], axis=1))
+        return c
+
+    everything = np.arange(6)
+    predictions.append(line(6, everything))
+    left = [line(t, everything[everything != t]) - np.eye(6)[t] for t in range(2, 6)]
+    ahead = [line(t, everything[:t]) - np.eye(6)[t] for t in (4, 5)]
+    errors.append((np.stack(left), np.stack(ahead)))
+    quadratic = noise * np.eye(7) + sum(
         np.array([[np.mean(np.sum(a @ gram * b, axis=1)) for b in part] for a in part])
         for part in zip(*errors, strict=True)
     )
     found = kbr.stacked_forecast(model, factors=factors)
-    shares = np.asarray(found.shares).reshape(-1)
+    shares = np.append(found.shares, found.line)
     close(found.coefficients, shares @ predictions)
     # The conditions of optimality on the simplex.
     gradient = quadratic @ shares

@@ -26,20 +26,23 @@ _DESCENT_STEPS = 1000
 
 
 class Stacked(eqx.Module):
-    r"""What `stacked_forecast` found: `coefficients` `[T]` of the prediction for `mix_sets`, and the `shares` `[3, m]` of its
-    candidates: the form "next", the same with its mass restored, and the form "change", by regularizer.
+    r"""What `stacked_forecast` found: `coefficients` `[T]` of the prediction for `mix_sets`, and the shares of its candidates:
+    `shares` `[3, m]` of the form "next", the same with its mass restored, and the form "change", by regularizer; and the
+    share of the straight line, `line`.
     """
 
     coefficients: Float[Array, " T"]
     shares: Float[Array, "3 m"]
+    line: Float[Array, ""]
 
 
 def stacked_forecast(model: DistributionDynamics, *, factors: Sequence[float] | ArrayLike = _FACTORS) -> Stacked:
     r"""A one-step prediction that needs no regularizer: a convex combination of the predictions of many (stacking; Wolpert 1992).
 
     Candidates are both forms of `fit_dynamics`, "next" with and without its mass restored, with regularizers $f \sigma^2$ for the mean
-    `sampling_noise` $\sigma^2$ of the embeddings. Their shares $\pi$ minimise the squared RKHS error of the combination on steps
-    that were observed, each predicted without being known,
+    `sampling_noise` $\sigma^2$ of the embeddings; and the straight line $a + b t$ through the embeddings by least squares, which a
+    mixture follows whose shares drift evenly. Their shares $\pi$ minimise the squared RKHS error of the combination on steps that
+    were observed, each predicted without being known,
 
     $$ \min_{\pi \ge 0, \sum_c \pi_c = 1} \operatorname{mean}_{t, \text{left out}} | \sum_c \pi_c e_{ct} |^2
        + \operatorname{mean}_{t, \text{ahead}} | \sum_c \pi_c e_{ct} |^2 + \sigma^2 |\pi|^2, $$
@@ -78,13 +81,34 @@ def _stack(model: DistributionDynamics, factors: Float[Array, " m"], noise: Floa
         return tuple(normalised(c) for c in found) if restored else found
 
     families = [jax.vmap(lambda f, a=form, b=restored: candidate(f, a, b))(factors) for form, restored in _FAMILIES]
-    predictions, left_out, ahead = (jnp.concatenate(parts) for parts in zip(*families, strict=True))
+    predictions, left_out, ahead = (
+        jnp.concatenate([*parts, line[None]]) for *parts, line in zip(*families, _line(model, first), strict=True)
+    )
     quadratic = noise * jnp.eye(predictions.shape[0], dtype=noise.dtype)
     for errors in (left_out - identity[2:], ahead - identity[first:]):
         smoothed = matmul(errors, model.gram)
         quadratic = quadratic + jnp.einsum("ati,bti->ab", smoothed, errors) / errors.shape[1]
     shares = _on_simplex(lax.stop_gradient(quadratic))
-    return Stacked(matmul(shares, predictions[:, 0]), shares.reshape(len(_FAMILIES), -1))
+    return Stacked(matmul(shares, predictions[:, 0]), shares[:-1].reshape(len(_FAMILIES), -1), shares[-1])
+
+
+def _line(
+    model: DistributionDynamics, first: int
+) -> tuple[Float[Array, "1 T"], Float[Array, "left T"], Float[Array, "ahead T"]]:
+    """Coefficients of the line's prediction of the set to come, of each but two sets left out, and of those ahead."""
+    count = model.gram.shape[0]
+    times = jnp.concatenate([jnp.zeros(1, model.gram.dtype), jnp.cumsum(model.intervals)])
+    coming = times[-1:] + jnp.mean(model.intervals)
+    earlier = jnp.tri(count, k=-1, dtype=times.dtype)[first:]
+    others = 1 - jnp.eye(count, dtype=times.dtype)[2:]
+
+    def at(time, known):
+        mean = matmul(known, times) / jnp.sum(known)
+        slope = known * (times - mean) / jnp.sum(known * (times - mean) ** 2)
+        return known / jnp.sum(known) + slope * (time - mean)
+
+    everything = jnp.ones((1, count), times.dtype)
+    return tuple(jax.vmap(at)(*case) for case in ((coming, everything), (times[2:], others), (times[first:], earlier)))
 
 
 def _on_simplex(quadratic: Float[Array, "c c"]) -> Float[Array, " c"]:
