@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
+# Threads of XLA on the CPU. On few cores jaxlib 0.10 can wait for ever with as many (README, "Limits and known problems").
+export PJRT_NPROC ?= $(shell cores=$$(nproc 2>/dev/null || echo 1); echo $$((cores > 16 ? cores : 16)))
 
 .PHONY: demo test check format notebooks benchmarks clean
 

@@ -100,6 +100,7 @@ from .herding import herd_continuous as herd_continuous
 from .hypotheses import TestResult as TestResult
 from .hypotheses import conditional_independence_test as conditional_independence_test
 from .hypotheses import independence_test as independence_test
+from .hypotheses import local_dependence_test as local_dependence_test
 from .hypotheses import two_sample_test as two_sample_test
 from .hypotheses import two_sample_test_of_blocks as two_sample_test_of_blocks
 from .kernels import AbstractKernel as AbstractKernel

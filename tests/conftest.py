@@ -4,6 +4,9 @@ import os
 
 # Small solves in many threads crawl beside other work. Before scipy is imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# jaxlib 0.10 solves a batch of linear systems in tasks of its thread pool, and waits for them in a thread of that pool: as many
+# batches at once as there are threads, and it waits for ever. Before jax is imported.
+os.environ.setdefault("PJRT_NPROC", str(max(16, os.cpu_count() or 1)))
 
 import jax
 import jaxtyping
@@ -19,9 +22,7 @@ unchecked = ["test_float32.py", "test_errors.py", "test_propagation_errors.py"]
 checked = [name for name in sorted(os.listdir(os.path.dirname(__file__))) if name.startswith("test_")]
 collect_ignore = [name for name in checked if name not in unchecked] if FLOAT32 else unchecked
 
-# One thread a worker: there is a worker for each core, and on few cores XLA's thread pool can wedge, so that a program never
-# returns. XLA stops at a flag that it does not know.
-jax.config.update("jax_cpu_enable_async_dispatch", False)
+# There is a worker for each core: more threads for one product are no gain. XLA stops at a flag that it does not know.
 flags = ["--xla_cpu_multi_thread_eigen=false"]
 if not FLOAT32:
     jaxtyping.install_import_hook("kbr_jax", "beartype.beartype")

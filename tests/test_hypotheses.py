@@ -81,6 +81,30 @@ def test_conditional_independence_statistic():
     np.testing.assert_allclose(np.std(found.null), spread, rtol=0.3)
 
 
+def pairs_given(x, y, z, regularizer=0.02):
+    return kbr.fit_conditional(G, kbr.TensorProduct((G, G)), x, (y, z), regularizer=regularizer)
+
+
+def test_local_dependence_statistic():
+    x, y, z = X[:, :1], X[:, 1:], X[:, :1] * X[:, 1:]
+    at = jnp.asarray([[0.0], [0.7]])
+    found = kbr.local_dependence_test(pairs_given(x, y, z), at, key=KEY, draws=400)
+    kx, ky, kz = (np.asarray(kbr.gram(G, points)) for points in (x, y, z))
+    inverse = np.linalg.inv(kx + 14 * 0.02 * np.eye(14))
+    beta, r = np.asarray(kbr.gram(G, at, x)) @ inverse, np.eye(14) - kx @ inverse
+    product = (r @ ky @ r.T) * (r @ kz @ r.T)
+    close(found.statistic, np.einsum("bi,ij,bj->b", beta, product, beta))
+    # Random signs leave the diagonal of a quadratic form, and twice the squares of the rest as variance.
+    terms = beta[:, :, None] * product * beta[:, None]
+    expected = np.trace(terms, axis1=1, axis2=2)
+    spread = np.sqrt(2 * (np.sum(terms**2, axis=(1, 2)) - np.einsum("bii->b", terms**2)))
+    assert found.null.shape == (2, 400)
+    assert np.all(np.abs(np.mean(found.null, axis=1) - expected) < 4 * spread / np.sqrt(400))
+    one = kbr.local_dependence_test(pairs_given(x, y, z), at[0], key=KEY, draws=400)
+    close(one.statistic, found.statistic[0])
+    close(one.p_value, found.p_value[0])
+
+
 # ---- level and power over many data sets, in one program each
 
 LEVEL, REPETITIONS, DRAWS, N = 0.1, 300, 99, 20
@@ -130,6 +154,21 @@ def triples(strength):
     return test
 
 
+def at_a_point(point):
+    """Y and Z share noise where X is positive."""
+
+    def test(key):
+        keys = jax.random.split(key, 3)
+        x = jax.random.uniform(keys[0], (80, 1), minval=-2, maxval=2)
+        first, second = jax.random.normal(keys[1], (2, 80, 1))
+        y, z = jnp.sin(2 * x) + first / 2, x + jnp.where(x > 0, first, second) / 2
+        kernels = kbr.Gaussian(0.5), kbr.TensorProduct((G, G))
+        model = kbr.fit_conditional(*kernels, x, (y, z), regularizer=1e-3)
+        return kbr.local_dependence_test(model, jnp.asarray([point]), key=keys[2], draws=DRAWS).p_value
+
+    return test
+
+
 @pytest.mark.parametrize(
     "test",
     [
@@ -139,14 +178,19 @@ def triples(strength):
         pairs(0.0),
         pairs(0.0, landmarks=5),
         triples(0.0),
+        at_a_point(-1.0),
     ],
-    ids=["two samples", "two kernels", "wild bootstrap", "pairs", "pairs, landmarks", "triples"],
+    ids=["two samples", "two kernels", "wild bootstrap", "pairs", "pairs, landmarks", "triples", "at a point"],
 )
 def test_the_level_is_kept(test):
     assert within_binomial_bounds(rejections(test))
 
 
-@pytest.mark.parametrize("test", [two_samples(1.5), pairs(3.0), triples(1.5)], ids=["two samples", "pairs", "triples"])
+@pytest.mark.parametrize(
+    "test",
+    [two_samples(1.5), pairs(3.0), triples(1.5), at_a_point(1.0)],
+    ids=["two samples", "pairs", "triples", "at a point"],
+)
 def test_what_differs_is_found(test):
     assert rejections(test) > 0.85 * REPETITIONS
 

@@ -19,13 +19,15 @@ class TestResult(eqx.Module):
     - `p_value`: small where the hypothesis (same distribution, independence) is doubtful; reject at level alpha if it is <= alpha.
     - `statistic`: as the test defines it, one for each kernel if several were given.
     - `null`: `[draws]` (or `[draws, kernels]`), the statistic under permutations or random signs; empty for tests of blocks.
+
+    `local_dependence_test` at many points has them as a leading axis of all three.
     """
 
     __test__ = False  # not for pytest to collect
 
-    p_value: Float[Array, ""]
-    statistic: Float[Array, "*kernels"]
-    null: Float[Array, "draws *kernels"]
+    p_value: Float[Array, "*points"]
+    statistic: Float[Array, "..."]
+    null: Float[Array, "..."]
 
 
 def simulate(
