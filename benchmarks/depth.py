@@ -33,6 +33,7 @@ from tqdm import tqdm
 import kbr_jax as kbr
 
 from . import depth_methods as methods
+from . import depth_sampled as sampled
 from . import reporting
 from .depth_worlds import World, worlds
 
@@ -40,7 +41,9 @@ COMMAND = "python -m benchmarks.depth"
 SWEEPS, PIVOTS = 10, 32
 
 #: Rows, columns; scenes for training, validation and test; pairs a template; candidates.
-SIZES = {"20 x 16": (20, 16, 40, 6, 30, 400, 40), "107 x 86": (107, 86, 20, 1, 5, 400, 10)}
+SIZES = {"20 x 16": (20, 16, 40, 6, 120, 400, 40), "107 x 86": (107, 86, 20, 1, 20, 400, 10)}
+#: Belief propagation with mixtures of Gaussians takes seconds a scene: fewer candidates, and not on the large grid.
+MIXTURE_CANDIDATES = 12
 
 _BINS = {
     "bins": (16, 24, 32, 48, 64),
@@ -51,15 +54,20 @@ _BINS = {
 _DEPTH = {"h": (0.015, 0.025, 0.04, 0.06, 0.09), "kappa": (1e-5, 1e-4, 1e-3, 1e-2), "rank": (60,)}
 _FEATURES = (0.1, 0.15, 0.25, 0.4, 0.6)
 
+_SAMPLED = {"h": _DEPTH["h"], "c": _FEATURES, "alpha": _BINS["alpha"], "floor": _BINS["floor"]}
+
 SPACES = {
     "kernel": {**_DEPTH, "c": _FEATURES, "epsilon": (1e-5, 1e-4, 1e-3, 1e-2), "floor": _BINS["floor"]},
     "cells": {**_BINS, "cells": (8, 16, 32, 64, 128)},
     "bins": {**_BINS, "c": _FEATURES},
     "alone": {**_DEPTH, "c": _FEATURES},
     "regression": {"c": (0.25, 0.4, 0.6, 1.0, 1.6), "kappa": (1e-5, 1e-4, 1e-3, 1e-2)},
+    "particles": _SAMPLED,
+    "mixtures": _SAMPLED,
 }
 
 CELLS, BINS = "discrete BP, discrete features", "discrete BP, kernel likelihood"
+PARTICLES, MIXTURES = "particle BP", "Gaussian-mixture BP"
 
 
 class Problem:
@@ -107,6 +115,19 @@ class Problem:
         c, kappa = jnp.float32(p["c"] * self.median), jnp.float32(p["kappa"])
         return lambda scene: np.asarray(methods.regress(*given, c, kappa, self.image(scene)))
 
+    def sampled(self, p: dict, estimate: Callable) -> tuple[dict, Callable[[World], np.ndarray]]:
+        """Belief propagation by samples: the tables, and estimates of a scene."""
+        tables = sampled.fit_sampled(self.data, self.scaled(p))
+        return tables, lambda scene: np.asarray(estimate(tables, self.image(scene), SWEEPS, p["floor"]))
+
+    def particles(self, p: dict) -> Callable[[World], np.ndarray]:
+        """Particle belief propagation."""
+        return self.sampled(p, sampled.particle_estimate)[1]
+
+    def mixtures(self, p: dict) -> Callable[[World], np.ndarray]:
+        """Belief propagation with mixtures of Gaussians."""
+        return self.sampled(p, sampled.mixture_estimate)[1]
+
     def fitted(self, name: str, p: dict) -> Callable[[World], np.ndarray]:
         """Estimates of a scene by the method of this name."""
         if name == "kernel":
@@ -118,8 +139,10 @@ def tune(problem: Problem) -> dict[str, dict]:
     """The best of random candidates on the validation scenes, for each method."""
     rng, best = np.random.default_rng(7), {}
     for name, space in SPACES.items():
+        if name == "mixtures" and problem.rows > 20:
+            continue
         trials = []
-        for _ in tqdm(range(problem.candidates), desc=name):
+        for _ in tqdm(range(MIXTURE_CANDIDATES if name == "mixtures" else problem.candidates), desc=name):
             p = {key: choices[rng.integers(len(choices))] for key, choices in space.items()}
             estimate = problem.fitted(name, p)
             trials.append((np.mean([methods.absolute_error(estimate(w), w) for w in problem.validation]), p))
@@ -162,6 +185,19 @@ def compiled_in(run: Callable[[], Any]) -> float:
     return times[0] - times[1]
 
 
+def time_sampled(problem: Problem, best: dict[str, dict]) -> dict[str, dict[str, float]]:
+    """Milliseconds a sweep of belief propagation by samples."""
+    times, image = {}, problem.image(problem.test[0])
+    p = best["particles"]
+    particles = sampled.particle_tables(sampled.fit_sampled(problem.data, problem.scaled(p)), image)
+    times[PARTICLES] = {"sweep ms": sweep_time(lambda n: sampled.particle_messages(particles, n, p["floor"]))}
+    if "mixtures" in best:
+        q = best["mixtures"]
+        tables = sampled.fit_sampled(problem.data, problem.scaled(q))
+        times[MIXTURES] = {"sweep ms": sweep_time(lambda n: sampled.mixture_estimate(tables, image, n, q["floor"]))}
+    return times
+
+
 def measure(name: str, problem: Problem, best: dict[str, dict]) -> tuple[dict, dict]:
     """Errors on every test scene and seconds of every method; and the estimates on the first test scene."""
     p, floor = best["kernel"], best["kernel"]["floor"]
@@ -186,6 +222,10 @@ def measure(name: str, problem: Problem, best: dict[str, dict]) -> tuple[dict, d
         run = functools.partial(methods.discrete_messages, tables, local, floor=best[key]["floor"])
         whole = reporting.milliseconds(lambda e=discrete: e(problem.test[0]), 3)
         times[method] = {"sweep ms": sweep_time(lambda n, run=run: run(n)), "all ms": whole}
+    times |= time_sampled(problem, best)
+    record(PARTICLES, problem.particles(best["particles"]))
+    if "mixtures" in best:
+        record(MIXTURES, problem.mixtures(best["mixtures"]))
     for form, options in forms.items():
         jax.block_until_ready(jax.tree.leaves(problem.kernel(p, **options)[0]))  # compiles
         start = time.perf_counter()
@@ -221,7 +261,7 @@ def draw(problem: Problem, pictures: dict, result: dict) -> None:
     scene, pivots = problem.test[0], f"kernel BP, {PIVOTS} pivots"
     figure, axes = plt.subplots(2, 5, figsize=(12, 6.2), constrained_layout=True)
     low, high = scene.depth.min(), scene.depth.max()
-    names = ["regression, node by node", "posterior median, node by node", CELLS, BINS, "kernel BP, features", pivots]
+    names = ["regression, node by node", PARTICLES, CELLS, BINS, "kernel BP, features", pivots]
     for axis, title in zip(axes.flat, ["truth", "one of eight features", *names], strict=False):
         axis.set(xticks=[], yticks=[])
         if title == "one of eight features":
@@ -234,14 +274,14 @@ def draw(problem: Problem, pictures: dict, result: dict) -> None:
         axis.set_title(
             f"{title.replace(', ', ',' + chr(10), 1)}\n{error}" if title in names else f"{title}\n{error}", fontsize=9
         )
-    short = ["regression", "alone", "discrete,\ncells", "discrete,\nkernel", "kernel,\nfeatures", "kernel,\npivots"]
+    short = ["regression", "particles", "discrete,\ncells", "discrete,\nkernel", "kernel,\nfeatures", "kernel,\npivots"]
     colours = ["0.7", "0.5", "tab:orange", "tab:red", "tab:blue", "tab:cyan"]
     errors = [result["errors"][name] for name in names]
     spread = [np.std(e, ddof=1) / np.sqrt(len(e)) for e in errors]
     axes.flat[8].barh(short, [np.mean(e) for e in errors], xerr=spread, color=colours)
     axes.flat[8].set_title(f"mean absolute error\n{len(errors[0])} scenes, ± standard error", fontsize=9)
-    times = [result["times"][name]["sweep ms"] for name in names[2:]]
-    axes.flat[9].barh(short[2:], times, color=colours[2:])
+    times = [result["times"][name]["sweep ms"] for name in names[1:]]
+    axes.flat[9].barh(short[1:], times, color=colours[1:])
     axes.flat[9].set(xscale="log")
     axes.flat[9].set_title("milliseconds a sweep", fontsize=9)
     for axis in axes.flat[8:]:
