@@ -77,7 +77,13 @@ def tests() -> dict[str, tuple[Callable[..., jax.Array], float]]:
         name: (bound(two_samples, t), 0.5) for name, t in two.items()
     }
     found |= {name: (bound(pairs, t), 0.7) for name, t in one.items()}
-    return found | {"independence given z, n = 200": (bound(triples, conditional), 0.3)}
+    found |= {"independence given z, n = 200": (bound(triples, conditional), 0.3)}
+
+    def local(x, y, z, key):
+        model = kbr.fit_conditional(kbr.Gaussian(0.5), kbr.TensorProduct((G, G)), z, (x, y), regularizer=1e-3)
+        return kbr.local_dependence_test(model, jnp.zeros(1), key=key, draws=DRAWS)
+
+    return found | {"dependence where z = 0, n = 200": (bound(triples, local), 0.3)}
 
 
 def levels() -> dict[str, Any]:
