@@ -173,7 +173,7 @@ def _add_block(kernel, x, diagonal, rank: int, tolerance, keys, block: int, stat
 
 
 def _filled_product(mixing: Float[Array, "block q"], rows: Float[Array, "q n"], filled: Int[Array, ""]) -> Array:
-    """mixing @ rows, of which only the first `filled` are not zero: of the quarter, half, three quarters or whole that holds them."""
+    """The product with rows of which only the first `filled` are not zero: with the quarter, half, three quarters or whole of them."""
     if mixing.shape[0] == 1:  # One pivot at a time is what runs under `vmap`, which would compute every stage.
         return matmul(mixing, rows)
     sizes = [-(-rows.shape[0] * quarter // 4) for quarter in range(1, 5)]
