@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 from fractions import Fraction
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -303,6 +304,23 @@ def test_loopy_messages_equal_the_papers_algorithm():
             if target == node:
                 total = total * reference.update(source, node, {node: np.asarray(POINTS)})(np.asarray(POINTS))
         close(belief, normalised(total), 1e-9)
+
+
+@pytest.mark.parametrize("form", [{}, {"pivots": 5}], ids=["exact", "pivots"])
+def test_many_images_by_vmap(form):
+    _, pairs, values = grid_problem()
+    images = jnp.asarray(np.stack([values, -values, values**2]))
+    present = jnp.asarray(np.random.default_rng(0).uniform(size=(3, 6)) < 0.8)
+
+    model = eqx.filter_jit(lambda pairs: grid_model(pairs, **form))(to_jax(pairs))
+
+    def one(values, present):
+        messages = kbr.propagate_loopy(model, values, sweeps=3, floor=FLOOR, present=present)
+        return kbr.read_beliefs(model, messages, POINTS).probabilities
+
+    alone = jax.jit(one)
+    together = jax.jit(jax.vmap(one))(images, present)
+    close(together, np.stack([alone(*image) for image in zip(images, present, strict=True)]), 1e-10)
 
 
 def test_forms_agree():
