@@ -152,7 +152,7 @@ def _add_block(kernel, x, diagonal, rank: int, tolerance, keys, block: int, stat
     inverse = jax.scipy.linalg.solve_triangular(lower, identity, lower=True)
     mixing = lax.dynamic_update_slice(-matmul(inverse, own[:, chosen].T), inverse, (0, state.count))
     factor = lax.dynamic_update_slice(state.rows, kernel.gram(take(points, chosen), x), (state.count, 0))
-    rows = lax.optimization_barrier(_filled_product(mixing, factor, state.count + block))
+    rows = lax.optimization_barrier(matmul(mixing, factor))
     # Stop, exactly at its column, once the trace is within the tolerance.
     squares = jnp.where(used, jnp.sum(rows**2, axis=1), 0)
     trace = jnp.sum(state.residual) - jnp.cumsum(squares) + squares
@@ -170,15 +170,6 @@ def _add_block(kernel, x, diagonal, rank: int, tolerance, keys, block: int, stat
         state.step + 1,
         added > 0,
     )
-
-
-def _filled_product(mixing: Float[Array, "block q"], rows: Float[Array, "q n"], filled: Int[Array, ""]) -> Array:
-    """The product with rows of which only the first `filled` are not zero: with the quarter, half, three quarters or whole of them."""
-    if mixing.shape[0] == 1:  # One pivot at a time is what runs under `vmap`, which would compute every stage.
-        return matmul(mixing, rows)
-    sizes = [-(-rows.shape[0] * quarter // 4) for quarter in range(1, 5)]
-    stages = [lambda a, b, q=size: matmul(a[:, :q], b[:q]) for size in sizes]
-    return lax.switch(jnp.searchsorted(jnp.asarray(sizes), filled), stages, mixing, rows)
 
 
 def _largest(residual: Float[Array, " n"], groups: int) -> Int[Array, " c"]:
