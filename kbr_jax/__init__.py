@@ -94,6 +94,7 @@ from .filtering import RivalState as RivalState
 from .filtering import advance as advance
 from .filtering import delay_windows as delay_windows
 from .filtering import filter as filter
+from .filtering import smooth as smooth
 from .herding import Herded as Herded
 from .herding import herd as herd
 from .herding import herd_continuous as herd_continuous

@@ -25,6 +25,7 @@ SIMPLE = kbr.ApproximateFilter.fit(G, G, X, Y, **RIDGE)
 LANDMARKS = kbr.given_landmarks(X[:3])
 MOMENTS = {"landmarks_states": LANDMARKS, "landmarks_observations": kbr.given_landmarks(Y[:3])}
 PAIRS = kbr.TensorProduct((G, kbr.Delta()))
+BELIEFS = jnp.ones((3, 5)) / 5
 
 
 def fit(x=X, y=Y, kernel_x=G, kernel_y=G, **options):
@@ -33,6 +34,10 @@ def fit(x=X, y=Y, kernel_x=G, kernel_y=G, **options):
 
 def fit_filter(states=X, observations=Y, kernel_states=G, kernel_observations=G, **options):
     return kbr.KernelBayesFilter.fit(kernel_states, kernel_observations, states, observations, **{**BAYES, **options})
+
+
+def smooth(filt=FILTER, weights=BELIEFS, **options):
+    return kbr.smooth(filt, weights, **{**RIDGE, **options})
 
 
 def fit_simple(states=X, observations=Y, kernel_states=G, kernel_observations=G, **options):
@@ -252,6 +257,13 @@ CASES = {
         lambda: kbr.Recovery(restart_below=1.0),
         r"`restart_below` must be one number in \[0, 1\), got 1",
     ),
+    # The smoother.
+    "smoother filter": (lambda: smooth(SIMPLE), "`smooth` needs a `KernelBayesFilter`, got ApproximateFilter.*`base`"),
+    "smoother weights": (lambda: smooth(weights=jnp.ones(5)), r"`weights` has shape \(5,\); .* are \[T, 5\].*vmap"),
+    "smoother points": (lambda: smooth(weights=jnp.ones((3, 4))), r"`weights` has shape \(3, 4\); .* \[T, 5\]"),
+    "smoother form": (lambda: smooth(form="a"), "`form` must be 'b' or 'importance', got 'a'"),
+    "smoother lag": (lambda: smooth(lag=0), "`lag` must be an integer >= 1, got 0"),
+    "smoother regularizer": (lambda: smooth(regularizer=0.0), "`regularizer` must be positive, got 0"),
     # Moments.
     "moment filter form": (lambda: fit_moment_filter(form="a"), "`form` must be 'b' or 'importance', got 'a'"),
     "moment filter transition": (lambda: fit_moment_filter(transition="x"), "`transition` must be 'shift' or"),

@@ -14,4 +14,5 @@ from ._moments import MomentFilter as MomentFilter
 from ._moments import MomentStep as MomentStep
 from ._rival import RivalFilter as RivalFilter
 from ._rival import RivalState as RivalState
+from ._smoothing import smooth as smooth
 from ._windows import delay_windows as delay_windows

@@ -272,10 +272,19 @@ class KernelBayesFilter(AbstractSampleFilter):
 
     def _shift(self, belief: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
         """Weights on the successors, of the state after a belief."""
-        if self.transition == "shift":
-            return belief
-        codes = self.successor_codes if self.form == "a" else self.states.codes
-        return self._regress(self.transition_factor, matmul(belief, codes))
+        return belief if self.transition == "shift" else self._forward(belief)
+
+    def _forward(self, belief: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
+        """The learned transition: weights on the successors, by regression on the states."""
+        return self._regress(self.transition_factor, matmul(belief, self._support_codes))
+
+    def _backward(self, values: Float[Array, "b n"]) -> Float[Array, "b n"]:
+        """Its adjoint: mean of a function, known at the successors, of the state after each point of the support."""
+        return self.states.ridge_values(self.transition_factor, values, self._support_codes)
+
+    @property
+    def _support_codes(self) -> Float[Array, "n r"]:
+        return self.successor_codes if self.form == "a" else self.states.codes
 
     def _regress(self, factor: AbstractFactor, codes: Float[Array, "*batch r"]) -> Float[Array, "*batch n"]:
         weights = self.states.ridge_weights(factor, codes.reshape(-1, codes.shape[-1]))
