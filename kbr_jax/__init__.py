@@ -83,6 +83,7 @@ from .filtering import AbstractFilter as AbstractFilter
 from .filtering import AbstractSampleFilter as AbstractSampleFilter
 from .filtering import ApproximateFilter as ApproximateFilter
 from .filtering import Contrast as Contrast
+from .filtering import ControlledFilter as ControlledFilter
 from .filtering import FilterStep as FilterStep
 from .filtering import KernelBayesFilter as KernelBayesFilter
 from .filtering import KernelBayesState as KernelBayesState

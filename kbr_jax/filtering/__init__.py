@@ -7,6 +7,7 @@ from ._base import FilterStep as FilterStep
 from ._base import advance as advance
 from ._base import filter as filter
 from ._contrast import Contrast as Contrast
+from ._controlled import ControlledFilter as ControlledFilter
 from ._kernel_bayes import KernelBayesFilter as KernelBayesFilter
 from ._kernel_bayes import KernelBayesState as KernelBayesState
 from ._kernel_bayes import Recovery as Recovery
