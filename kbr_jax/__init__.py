@@ -83,6 +83,7 @@ from .filtering import AbstractFilter as AbstractFilter
 from .filtering import AbstractSampleFilter as AbstractSampleFilter
 from .filtering import ApproximateFilter as ApproximateFilter
 from .filtering import Contrast as Contrast
+from .filtering import ControlledFilter as ControlledFilter
 from .filtering import FilterStep as FilterStep
 from .filtering import KernelBayesFilter as KernelBayesFilter
 from .filtering import KernelBayesState as KernelBayesState
@@ -94,6 +95,7 @@ from .filtering import RivalState as RivalState
 from .filtering import advance as advance
 from .filtering import delay_windows as delay_windows
 from .filtering import filter as filter
+from .filtering import smooth as smooth
 from .herding import Herded as Herded
 from .herding import herd as herd
 from .herding import herd_continuous as herd_continuous

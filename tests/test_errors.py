@@ -25,6 +25,8 @@ SIMPLE = kbr.ApproximateFilter.fit(G, G, X, Y, **RIDGE)
 LANDMARKS = kbr.given_landmarks(X[:3])
 MOMENTS = {"landmarks_states": LANDMARKS, "landmarks_observations": kbr.given_landmarks(Y[:3])}
 PAIRS = kbr.TensorProduct((G, kbr.Delta()))
+PAIR = kbr.TensorProduct((G, G))
+BELIEFS = jnp.ones((3, 5)) / 5
 
 
 def fit(x=X, y=Y, kernel_x=G, kernel_y=G, **options):
@@ -33,6 +35,14 @@ def fit(x=X, y=Y, kernel_x=G, kernel_y=G, **options):
 
 def fit_filter(states=X, observations=Y, kernel_states=G, kernel_observations=G, **options):
     return kbr.KernelBayesFilter.fit(kernel_states, kernel_observations, states, observations, **{**BAYES, **options})
+
+
+def fit_controlled(base=FILTER, controls=X, **options):
+    return kbr.ControlledFilter.fit(base, G, controls, **{**RIDGE, **options})
+
+
+def smooth(filt=FILTER, weights=BELIEFS, **options):
+    return kbr.smooth(filt, weights, **{**RIDGE, **options})
 
 
 def fit_simple(states=X, observations=Y, kernel_states=G, kernel_observations=G, **options):
@@ -252,6 +262,46 @@ CASES = {
         lambda: kbr.Recovery(restart_below=1.0),
         r"`restart_below` must be one number in \[0, 1\), got 1",
     ),
+    # Inputs.
+    "controls form a": (lambda: fit_controlled(fit_filter(form="a")), "`base` must be of form 'b' or 'importance'"),
+    "controls length": (
+        lambda: fit_controlled(controls=X[:4]),
+        "`controls` has 4 points; `base` was fitted to 5 trans",
+    ),
+    "controls nan": (lambda: fit_controlled(controls=NAN), "`controls` contains NaN"),
+    "controls labels": (lambda: fit_controlled(controls=LABELS), "`controls` has dtype int"),
+    "controls regularizer": (lambda: fit_controlled(regularizer=0), "`regularizer` must be positive, got 0"),
+    "controls frequencies": (
+        lambda: fit_controlled(landmarks=kbr.fourier_frequencies(PAIR, (X, X), rank=4, key=KEY)),
+        "exact Gram matrices or landmarks, not random Fourier features",
+    ),
+    "no controls": (lambda: kbr.filter(fit_controlled(), Y), "This ControlledFilter needs `controls`"),
+    "no control": (lambda: (f := fit_controlled()).step(f.init(), Y[0]), "This ControlledFilter needs `controls`"),
+    "too few controls": (
+        lambda: kbr.filter(fit_controlled(), Y, controls=X[:5]),
+        "`controls` has 5 points; 6 steps need an input each",
+    ),
+    "controls kind": (
+        lambda: kbr.filter(fit_controlled(), Y, controls=Y),
+        r"`controls` has shape \[\(3,\)\], one of `training controls` \[\(2,\)\]",
+    ),
+    "controls of predict": (lambda: fit_controlled().predict(jnp.ones(5)), "This ControlledFilter needs `controls`"),
+    "controls of a plain filter": (
+        lambda: kbr.filter(FILTER, Y, controls=X),
+        "This KernelBayesFilter was fitted without `controls`; see `ControlledFilter`",
+    ),
+    "controls of a plain smoother": (lambda: smooth(controls=X[:3]), "was fitted without `controls`"),
+    "smoother without controls": (lambda: smooth(fit_controlled()), "This ControlledFilter needs `controls`"),
+    # The smoother.
+    "smoother filter": (
+        lambda: smooth(SIMPLE),
+        "`smooth` needs a `KernelBayesFilter` or a `ControlledFilter`, got ApproximateFilter.*`base`",
+    ),
+    "smoother weights": (lambda: smooth(weights=jnp.ones(5)), r"`weights` has shape \(5,\); .* are \[T, 5\].*vmap"),
+    "smoother points": (lambda: smooth(weights=jnp.ones((3, 4))), r"`weights` has shape \(3, 4\); .* \[T, 5\]"),
+    "smoother form": (lambda: smooth(form="a"), "`form` must be 'b' or 'importance', got 'a'"),
+    "smoother lag": (lambda: smooth(lag=0), "`lag` must be an integer >= 1, got 0"),
+    "smoother regularizer": (lambda: smooth(regularizer=0.0), "`regularizer` must be positive, got 0"),
     # Moments.
     "moment filter form": (lambda: fit_moment_filter(form="a"), "`form` must be 'b' or 'importance', got 'a'"),
     "moment filter transition": (lambda: fit_moment_filter(transition="x"), "`transition` must be 'shift' or"),

@@ -73,10 +73,16 @@ class AbstractFeatures(eqx.Module):
         """
 
     @abc.abstractmethod
+    def importance_values(
+        self, weights: Float[Array, " n"], codes: Float[Array, "b r"], regularizer: Float[Array, ""]
+    ) -> Float[Array, "b n"]:
+        r"""$g = (K D + \delta I)^{-1} k$ with D = diag(weights) >= 0, for each code: `importance_posterior` is $D g$."""
+
     def importance_posterior(
         self, weights: Float[Array, " n"], codes: Float[Array, "b r"], regularizer: Float[Array, ""]
     ) -> Float[Array, "b n"]:
         r"""$\sqrt{D} (\sqrt{D} K \sqrt{D} + \delta I)^{-1} \sqrt{D} k = (D K + \delta I)^{-1} D k$ for weights >= 0."""
+        return weights * self.importance_values(weights, codes, regularizer)
 
     @property
     def size(self) -> int:
@@ -149,11 +155,11 @@ class AbstractGramFeatures(AbstractFeatures):
         beta, inverse = resolvent(weights[:, None] * matrix, regularizer, (weights * codes).T)
         return beta.T, matmul(matrix, inverse).T
 
-    def importance_posterior(
+    def importance_values(
         self, weights: Float[Array, " n"], codes: Float[Array, "b r"], regularizer: Float[Array, ""]
     ) -> Float[Array, "b n"]:
-        matrix = weights[:, None] * self.codes + regularizer * jnp.eye(self.size, dtype=codes.dtype)
-        return jnp.linalg.solve(matrix, (weights * codes).T).T
+        matrix = self.codes * weights + regularizer * jnp.eye(self.size, dtype=codes.dtype)
+        return jnp.linalg.solve(matrix, codes.T).T
 
 
 class ExactFeatures(AbstractGramFeatures):
@@ -211,10 +217,10 @@ class AbstractFeatureMap(AbstractFeatures):
         values = self.expand(coefficients.T)
         return weights * values, values
 
-    def importance_posterior(
+    def importance_values(
         self, weights: Float[Array, " n"], codes: Float[Array, "b r"], regularizer: Float[Array, ""]
     ) -> Float[Array, "b n"]:
-        return weights * self.expand(psd_solve(self._weighted(weights), codes.T, regularizer).T)
+        return self.expand(psd_solve(self._weighted(weights), codes.T, regularizer).T)
 
     def _weighted(self, weights: Float[Array, " n"]) -> Float[Array, "r r"]:
         return matmul((weights[:, None] * self.codes).T, self.codes)

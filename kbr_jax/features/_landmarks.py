@@ -49,6 +49,10 @@ class LandmarkFeatures(AbstractFeatureMap):
         codes = masked_rows(self.encode(points), self.mask)
         return LandmarkFeatures(self.kernel, points, codes, self.mask, self.landmarks, self.cholesky)
 
+    def of_values(self, values: Float[Array, "*b r"]) -> Float[Array, "*b r"]:
+        r"""Codes $L^{-1} v$ of embeddings with values v at the landmarks, as if 0 at inactive ones."""
+        return _whiten(self.landmarks, self.cholesky, values)
+
     def on_landmarks(self, codes: Float[Array, "*b r"]) -> Float[Array, "*b r"]:
         r"""Weights $L^{-\top} c$ on the landmark points, of embeddings with codes c; exact in the span of the landmarks."""
         flat = codes.reshape(-1, codes.shape[-1])
@@ -56,8 +60,12 @@ class LandmarkFeatures(AbstractFeatureMap):
 
 
 def _features(kernel, landmarks: Landmarks, cholesky: Float[Array, "r r"], points: Points) -> Float[Array, "m r"]:
-    cross = jnp.where(landmarks.active[:, None], kernel.gram(landmarks.points, points), 0)
-    return jax.scipy.linalg.solve_triangular(cholesky, cross, lower=True).T
+    return _whiten(landmarks, cholesky, kernel.gram(landmarks.points, points).T)
+
+
+def _whiten(landmarks: Landmarks, cholesky: Float[Array, "r r"], values: Float[Array, "*b r"]) -> Float[Array, "*b r"]:
+    flat = jnp.where(landmarks.active, values, 0).reshape(-1, values.shape[-1])
+    return jax.scipy.linalg.solve_triangular(cholesky, flat.T, lower=True).T.reshape(values.shape)
 
 
 def landmark_features(

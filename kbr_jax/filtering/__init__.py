@@ -7,6 +7,7 @@ from ._base import FilterStep as FilterStep
 from ._base import advance as advance
 from ._base import filter as filter
 from ._contrast import Contrast as Contrast
+from ._controlled import ControlledFilter as ControlledFilter
 from ._kernel_bayes import KernelBayesFilter as KernelBayesFilter
 from ._kernel_bayes import KernelBayesState as KernelBayesState
 from ._kernel_bayes import Recovery as Recovery
@@ -14,4 +15,5 @@ from ._moments import MomentFilter as MomentFilter
 from ._moments import MomentStep as MomentStep
 from ._rival import RivalFilter as RivalFilter
 from ._rival import RivalState as RivalState
+from ._smoothing import smooth as smooth
 from ._windows import delay_windows as delay_windows

@@ -61,16 +61,21 @@ class AbstractFilter(eqx.Module):
     def update(self, state: Any, code: Float[Array, " r"], observed: Bool[Array, ""]) -> tuple[Any, Any]:
         """`step` for an observation that is already a code of `observations`."""
 
-    def step(self, state: Any, observation: Point, observed: ArrayLike = True) -> tuple[Any, Any]:
+    def step(
+        self, state: Any, observation: Point, observed: ArrayLike = True, *, control: Point | None = None
+    ) -> tuple[Any, Any]:
         """Advance by one observation, online.
 
         **Arguments:** `state` from `init` or the last step; `observation`, one point; `observed`, False for a missing
-        observation (its value is then ignored, NaN included): the step only predicts.
+        observation (its value is then ignored, NaN included): the step only predicts; `control`, of a `ControlledFilter`, the
+        input that acts from this step to the next.
 
         **Returns:** the state for the next step, and what is known after this one: a `FilterStep`, or a `MomentStep`.
         """
         observed = jnp.asarray(observed)
-        return self.update(state, self.encode(observation, observed), observed)
+        code = self.encode(observation, observed)[None]
+        controls = None if control is None else jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], control)
+        return self.update(state, self.with_controls(code, controls)[0], observed)
 
     def encode(self, observation: Point, observed: ArrayLike = True) -> Float[Array, " r"]:
         """Code of one checked observation, or of a stand-in if it is missing."""
@@ -84,6 +89,12 @@ class AbstractFilter(eqx.Module):
     def codes(self, observations: Points) -> Float[Array, "m r"]:
         """Codes of m observations, as `update` takes them."""
         return self.observations.encode(observations)
+
+    def with_controls(self, codes: Float[Array, "m r"], controls: Points | None) -> Float[Array, "m q"]:
+        """Codes of m observations, with those of the inputs that act after them behind, where the filter knows inputs."""
+        if controls is not None:
+            raise ValueError(f"This {type(self).__name__} was fitted without `controls`; see `ControlledFilter`.")
+        return codes
 
 
 class AbstractSampleFilter(AbstractFilter):
@@ -155,6 +166,7 @@ def filter(
     filt: AbstractFilter,
     observations: Points,
     *,
+    controls: Points | None = None,
     observed: ArrayLike | None = None,
     prior: Embedding | None = None,
     read: Callable[[Any], Any] | None = None,
@@ -166,6 +178,8 @@ def filter(
 
     - `filt`: a fitted filter.
     - `observations`: `[T, ...]`; `vmap` over a leading batch axis for many sequences.
+    - `controls`: of a `ControlledFilter`, known inputs `[T, ...]`, the one at t acting from the state at t to the next; they
+      are used where observations are missing, too.
     - `observed`: mask `[T]`; False marks a missing observation, whose value is ignored. All observed by default.
     - `prior`: embedding of the first hidden state; by default the marginal of the training states.
     - `read`: what to keep of each step, a function of its `FilterStep` (`MomentStep`); all of it by default. For long
@@ -179,7 +193,8 @@ def filter(
     **Raises:** `ValueError` for observations that are not of the kind of the training observations, or a mask of another
     length.
     """
-    return advance(filt, filt.init(prior), observations, observed=observed, read=read, segment=segment)[1]
+    options: dict[str, Any] = {"controls": controls, "observed": observed, "read": read, "segment": segment}
+    return advance(filt, filt.init(prior), observations, **options)[1]
 
 
 def advance(
@@ -187,6 +202,7 @@ def advance(
     state: Any,
     observations: Points,
     *,
+    controls: Points | None = None,
     observed: ArrayLike | None = None,
     read: Callable[[Any], Any] | None = None,
     segment: int | None = None,
@@ -200,7 +216,8 @@ def advance(
     check_alike(observations, "observations", filt.observations.points, "training observations")
     filt.observations.kernel.check(observations, "observations")
     segment = None if segment is None else as_count(segment, "segment")
-    return _scan(filt, state, observations, as_mask(observed, size(observations), "observed"), read, segment)
+    observed = as_mask(observed, size(observations), "observed")
+    return _scan(filt, state, observations, controls, observed, read, segment)
 
 
 @eqx.filter_jit
@@ -208,12 +225,14 @@ def _scan(
     filt: AbstractFilter,
     state: Any,
     observations: Points,
+    controls: Points | None,
     observed: Bool[Array, " T"],
     read: Callable[[Any], Any] | None,
     segment: int | None,
 ):
     # All observations are encoded at once, as one matrix product instead of T products with a vector.
     codes = filt.codes(fill(observations, observed, take(filt.observations.points, 0)))
+    codes = filt.with_controls(codes, controls)
 
     def step(carry, inputs):
         carry, known = filt.update(carry, *inputs)

@@ -220,9 +220,7 @@ class KernelBayesFilter(AbstractSampleFilter):
             if self.form == "a":
                 shifted = self._shift(shifted)
             else:
-                shifted = self._shift(
-                    self._clean(self._regress(self.state_factor, matmul(shifted, self.successor_codes)))
-                )
+                shifted = self._shift(self._clean(self._on_pairs(shifted)))
         return Embedding(self.states.kernel, self.successors, shifted)
 
     def _clean(self, weights: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
@@ -272,18 +270,33 @@ class KernelBayesFilter(AbstractSampleFilter):
 
     def _shift(self, belief: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
         """Weights on the successors, of the state after a belief."""
-        if self.transition == "shift":
-            return belief
-        codes = self.successor_codes if self.form == "a" else self.states.codes
-        return self._regress(self.transition_factor, matmul(belief, codes))
+        return belief if self.transition == "shift" else self._forward(belief)
+
+    def _forward(self, belief: Float[Array, "*batch n"], control: None = None) -> Float[Array, "*batch n"]:
+        """The learned transition: weights on the successors, by regression on the states. `ControlledFilter` has inputs."""
+        return self._regress(self.transition_factor, matmul(belief, self._support_codes))
+
+    def _backward(self, values: Float[Array, "b n"], control: None = None) -> Float[Array, "b n"]:
+        """Its adjoint: mean of a function, known at the successors, of the state after each point of the support."""
+        return self.states.ridge_values(self.transition_factor, values, self._support_codes)
+
+    @property
+    def _support_codes(self) -> Float[Array, "n r"]:
+        return self.successor_codes if self.form == "a" else self.states.codes
 
     def _regress(self, factor: AbstractFactor, codes: Float[Array, "*batch r"]) -> Float[Array, "*batch n"]:
         weights = self.states.ridge_weights(factor, codes.reshape(-1, codes.shape[-1]))
         return weights.reshape(*codes.shape[:-1], weights.shape[-1])
 
     def _advance(self, belief: Float[Array, " n"]) -> KernelBayesState:
-        shifted = self._shift(belief)
-        return KernelBayesState(self._regress(self.state_factor, matmul(shifted, self.successor_codes)), shifted)
+        return self._arrive(self._shift(belief))
+
+    def _arrive(self, shifted: Float[Array, " n"]) -> KernelBayesState:
+        return KernelBayesState(self._on_pairs(shifted), shifted)
+
+    def _on_pairs(self, shifted: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
+        """Weights on the training states, of an embedding on their successors."""
+        return self._regress(self.state_factor, matmul(shifted, self.successor_codes))
 
 
 def _check_options(

@@ -160,6 +160,7 @@ def filter_loss(
     states: Points,
     observations: Points,
     *,
+    controls: Points | None = None,
     observed: ArrayLike | None = None,
     counted: ArrayLike | None = None,
     burn_in: int = 0,
@@ -174,6 +175,7 @@ def filter_loss(
     **Arguments:**
 
     - `filt`: fitted on other data; `states`, `observations` `[T, ...]`; `vmap` for several sequences.
+    - `controls`: `[T, ...]`, of a `ControlledFilter`, see `filter`.
     - `observed`: mask `[T]` of observations that were made; `counted`: mask `[T]` of the steps that enter the mean (padding of
       sequences of unequal length, unlabelled states); the first `burn_in` steps do not.
     - `kernel` of the states, fixed: measure in its RKHS, where a belief with two modes is not punished for its mean.
@@ -196,7 +198,7 @@ def filter_loss(
             return filt.expectation(step)
         return step if kernel is not None else decode(belief(step))
 
-    steps = filter(filt, observations, observed=observed, read=read, segment=segment)
+    steps = filter(filt, observations, controls=controls, observed=observed, read=read, segment=segment)
     errors = _squared_errors(steps, states) if kernel is None else _errors(belief(steps), states, kernel, "states")
     # Where nothing is counted neither value nor gradient may depend on what stands there.
     errors = jnp.where(counted, errors, 0)
