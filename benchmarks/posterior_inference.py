@@ -55,8 +55,8 @@ CURVES = {
 
 def fit(factor: jax.Array | float, x: jax.Array, y: jax.Array) -> kbr.ConditionalEmbedding:
     """P(Y | X) with Gaussian kernels of the median bandwidths times a factor."""
-    kernels = (kbr.Gaussian(factor * kbr.median_heuristic(points)) for points in (x, y))
-    return kbr.fit_conditional(*kernels, x, y, regularizer=EPSILON)
+    kernel_x, kernel_y = (kbr.Gaussian(factor * kbr.median_heuristic(points)) for points in (x, y))
+    return kbr.fit_conditional(kernel_x, kernel_y, x, y, regularizer=EPSILON)
 
 
 def posterior_mean(
@@ -143,7 +143,8 @@ def seconds_of_many(d: int = 8) -> dict[str, float]:
     found = {f"{TESTS} observations": reporting.milliseconds(lambda: call(tests))}
     found["one observation"] = reporting.milliseconds(lambda: call(tests[0]))
     start = time.perf_counter()
-    density_baseline.posterior_means(*map(np.asarray, (x, y, prior, tests)), float(np.std(x)))
+    arrays = [np.asarray(part) for part in (x, y, prior, tests)]
+    density_baseline.posterior_means(arrays[0], arrays[1], arrays[2], arrays[3], float(np.std(x)))
     return found | {f"kernel densities, {TESTS} observations": 1e3 * (time.perf_counter() - start)}
 
 
