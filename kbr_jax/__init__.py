@@ -27,6 +27,7 @@ from .embedding import Embedding as Embedding
 from .embedding import GaussianMixture as GaussianMixture
 from .embedding import JointEmbedding as JointEmbedding
 from .embedding import covariance as covariance
+from .embedding import credible_interval as credible_interval
 from .embedding import cross_covariance as cross_covariance
 from .embedding import decode as decode
 from .embedding import decode_fixed_point as decode_fixed_point
@@ -54,6 +55,7 @@ from .embedding import mmd_mixture as mmd_mixture
 from .embedding import norm as norm
 from .embedding import normalise as normalise
 from .embedding import project_rotation as project_rotation
+from .embedding import quantile as quantile
 from .embedding import smoothed_kl as smoothed_kl
 from .embedding import squared_norm as squared_norm
 from .embedding import witness as witness
@@ -126,6 +128,10 @@ from .kernels import diagonal as diagonal
 from .kernels import gram as gram
 from .kernels import gram_product as gram_product
 from .kernels import median_heuristic as median_heuristic
+from .likelihood_free import PosteriorModel as PosteriorModel
+from .likelihood_free import Simulations as Simulations
+from .likelihood_free import fit_posterior as fit_posterior
+from .likelihood_free import simulate as simulate
 from .propagation import Beliefs as Beliefs
 from .propagation import Likelihood as Likelihood
 from .propagation import Messages as Messages

@@ -75,6 +75,17 @@ def triples(x, regularizer=0.1):
 TWO_SETS = kbr.sample_sets([X, X + 1])
 MIXTURE = kbr.gaussian_mixture(jnp.zeros((1, 2)), jnp.ones(1))
 
+SIMULATIONS = kbr.Simulations(X, Y)
+
+
+def fit_posterior(simulations=SIMULATIONS, regularizer=0.1, **options):
+    return kbr.fit_posterior(G, G, simulations, regularizer=regularizer, **options)
+
+
+def simulate(count=3, **options):
+    return kbr.simulate(lambda key, t: t, jax.random.normal, count, key=KEY, **options)
+
+
 #: What is called, and what its message must say, in order: the argument, what came, what was expected.
 CASES = {
     # Kernels.
@@ -405,6 +416,30 @@ CASES = {
     "one pair": (lambda: kbr.independence_test(G, G, X[:1], X[:1], key=KEY), "at least 2 pairs"),
     "three triples": (lambda: triples(X[:3]), "at least 4 triples"),
     "ridge of a test": (lambda: triples(X, 0.0), "`regularizer` must be positive, got 0"),
+    # Posteriors from simulations.
+    "simulations": (lambda: simulate(0), "`count` must be an integer >= 1, got 0"),
+    "batch of simulations": (lambda: simulate(batch=0), "`batch` must be an integer >= 1, got 0"),
+    "unpaired simulations": (
+        lambda: fit_posterior(kbr.Simulations(X, Y[:4])),
+        "`simulations.parameters` has 6 points and `simulations.data` 4",
+    ),
+    "failed simulations": (lambda: fit_posterior(kbr.Simulations(X, NAN)), "`simulations.data` contains NaN .* remove"),
+    "method": (lambda: fit_posterior(method="abc"), "`method` must be one of 'conditional', .*got 'abc'"),
+    "prior of a condition": (lambda: fit_posterior(prior=PRIOR), "'conditional' .* takes no `prior`.* use 'bayes'"),
+    "clip of a condition": (lambda: fit_posterior(clip=True), "'conditional' .* takes no .* `clip`"),
+    "no delta": (lambda: fit_posterior(method="bayes"), "'bayes' needs a `posterior_regularizer`"),
+    "batch of priors": (
+        lambda: fit_posterior(method="bayes", prior=BATCH, posterior_regularizer=0.1),
+        r"`prior` is a batch of shape \(2, 6\)",
+    ),
+    "prior of another kind": (
+        lambda: fit_posterior(method="importance", prior=kbr.embed(G, Y), posterior_regularizer=0.1),
+        "`prior.points` has shape",
+    ),
+    "observation of a posterior": (lambda: fit_posterior().posterior(X), r"`observation` has shape \[\(2,\)\]"),
+    "probabilities": (lambda: kbr.quantile(PRIOR, 1.5), r"`probabilities` must be a number in \[0, 1\].*got 1.5"),
+    "quantiles of labels": (lambda: kbr.quantile(kbr.embed(kbr.Delta(), LABELS), 0.5), "Quantiles need real values"),
+    "level": (lambda: kbr.credible_interval(PRIOR, 95), "`level` must be one number between 0 and 1, got 95"),
 }
 
 #: The same for both filters.

@@ -258,6 +258,27 @@ def test_rules(model, tol):
         close(posterior.weights, numpy_bayes(form), tol)
 
 
+def test_posteriors_from_simulations():
+    simulations = kbr.Simulations(X, Y)
+    fitted = kbr.fit_posterior(KERNEL, KERNEL, simulations, regularizer=EPSILON)
+    expected = np.linalg.solve(GRAM_Y + N * EPSILON * np.eye(N), gaussian(Y64, Y64[:3])).T
+    close(fitted.posterior(Y[:3]).weights, expected, 1e-4)
+    for method, form in (("bayes", "b"), ("importance", "importance")):
+        fitted = kbr.fit_posterior(
+            KERNEL,
+            KERNEL,
+            simulations,
+            regularizer=EPSILON,
+            method=method,
+            prior=PRIOR,
+            posterior_regularizer=DELTA,
+        )
+        posterior = fitted.posterior(Y[:3])
+        close(posterior.weights, numpy_bayes(form), 1e-4)
+    lower, upper = single(kbr.credible_interval(posterior, 0.8))
+    assert np.all(lower <= upper)
+
+
 def test_conditional_cross_covariance():
     kernel = kbr.TensorProduct((KERNEL, KERNEL))
     model = kbr.fit_conditional(KERNEL, kernel, X, (Y, Y[:, ::-1]), regularizer=EPSILON)

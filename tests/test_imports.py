@@ -18,7 +18,7 @@ FLOORS = (
     ("features",),
     ("embedding",),
     ("rules",),
-    ("filtering", "propagation", "dynamics", "herding", "hypotheses"),
+    ("filtering", "propagation", "dynamics", "herding", "hypotheses", "likelihood_free"),
     ("tuning",),
     ("plotting",),
     ("__init__",),

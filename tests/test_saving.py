@@ -124,6 +124,7 @@ CASES = {
     "filter": bayes_filter,
     "filter with options": lambda: fit(recovery=kbr.Recovery(0.1), max_active=3, mask=jnp.arange(N + 1) < 6),
     "rival filter": rival_filter,
+    "posterior": lambda: kbr.fit_posterior(G, G, kbr.Simulations(STATES[:-1], VIEWS), regularizer=0.1),
     "approximate filter": lambda: kbr.ApproximateFilter.fit(G, G, STATES, VIEWS, regularizer=0.1),
     "state": lambda: bayes_filter().init(),
     "optimiser state": adam_state,

@@ -38,3 +38,5 @@ from ._joint import hsic as hsic
 from ._joint import joint_embed as joint_embed
 from ._joint import joint_expectation as joint_expectation
 from ._joint import marginals as marginals
+from ._quantiles import credible_interval as credible_interval
+from ._quantiles import quantile as quantile

@@ -25,5 +25,6 @@ from ._prior import check_truncation as check_truncation
 from ._prior import clean_weights as clean_weights
 from ._rules import bayes_rule as bayes_rule
 from ._rules import chain_rule as chain_rule
+from ._rules import posterior_weights as posterior_weights
 from ._rules import prior_weights as prior_weights
 from ._rules import sum_rule as sum_rule

@@ -116,25 +116,40 @@ def bayes_rule(
         return moment_rules.bayes_rule(
             model, prior, y, regularizer=regularizer, form=form, clip=clip, truncation=truncation, normalise=normalise
         )
+    codes, single = encode(model.features_y, y, "y")
+    beta, points = posterior_weights(
+        model, prior, codes, regularizer=regularizer, form=form, clip=clip, truncation=truncation, normalise=normalise
+    )
+    return Embedding(model.kernel_x, points, beta[0] if single else beta)
+
+
+def posterior_weights(
+    model: ConditionalEmbedding,
+    prior: Embedding,
+    codes: Float[Array, "b r"],
+    *,
+    regularizer: ArrayLike,
+    form: Literal["a", "b", "importance"],
+    clip: bool,
+    truncation: Float[Array, ""],
+    normalise: bool,
+) -> tuple[Float[Array, "b k"], Points]:
+    """`bayes_rule` for observations given by their codes, in which it is linear: posterior weights, and the points they stand on."""
     features = model.features_y
-    codes, single = encode(features, y, "y")
     delta = as_regularizer(regularizer, "regularizer", features.dtype)
     weights = clean_weights(
         prior_weights(model, prior),
-        clip=clip,
+        clip=clip or form == "importance",
         truncation=truncation.astype(codes.dtype),
         normalise=normalise,
         mask=model.features_x.mask,
     )
     if form == "importance":
-        beta, points = features.importance_posterior(weights, codes, delta), model.x
-    elif form == "b":
-        beta, points = features.posterior(weights, codes, delta)[0], model.x
-    else:
-        values = features.posterior(weights, codes, delta)[1]
-        regressed = model.features_x.ridge_values(model.factor, values, _prior_codes(model, prior))
-        beta, points = prior.weights * regressed, prior.points
-    return Embedding(model.kernel_x, points, beta[0] if single else beta)
+        return features.importance_posterior(weights, codes, delta), model.x
+    beta, values = features.posterior(weights, codes, delta)
+    if form == "b":
+        return beta, model.x
+    return prior.weights * model.features_x.ridge_values(model.factor, values, _prior_codes(model, prior)), prior.points
 
 
 def prior_weights(model: ConditionalEmbedding, prior: Embedding) -> Float[Array, "*batch n"]:

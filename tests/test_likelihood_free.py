@@ -1,0 +1,299 @@
+"""Posteriors from simulations: NumPy from the formulas, exact discrete and Gaussian posteriors, quantiles of signed weights."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+import kbr_jax as kbr
+
+RNG = np.random.default_rng(0)
+N, M = 25, 7
+THETA = RNG.normal(size=(N, 2))
+DATA = np.hstack([THETA @ RNG.normal(size=(2, 2)), RNG.normal(size=(N, 1))]) + 0.3 * RNG.normal(size=(N, 3))
+SEEN = RNG.normal(size=(4, 3))
+OTHER, ALPHA = 0.5 * RNG.normal(size=(M, 2)), RNG.dirichlet(np.ones(M))
+H, C, EPSILON, DELTA = 0.9, 1.3, 1e-2, 1e-3
+SIMULATIONS = kbr.Simulations(jnp.asarray(THETA), jnp.asarray(DATA))
+METHODS = ("conditional", "bayes", "importance")
+
+
+def close(actual, expected, tol=1e-9):
+    np.testing.assert_allclose(np.asarray(actual), np.asarray(expected), rtol=tol, atol=tol)
+
+
+def gaussian(a, b, h):
+    return np.exp(-((a[:, None] - b[None]) ** 2).sum(-1) / (2 * h**2))
+
+
+def fit(method, h=H, c=C, epsilon=EPSILON, delta=DELTA, prior=None, simulations=SIMULATIONS, **options):
+    if method != "conditional":
+        options |= {"posterior_regularizer": delta, "prior": prior}
+    return kbr.fit_posterior(
+        kbr.Gaussian(h), kbr.Gaussian(c), simulations, method=method, regularizer=epsilon, **options
+    )
+
+
+def numpy_weights(method, h=H, c=C, points=THETA, alpha=None):
+    k, column = gaussian(DATA, DATA, c), gaussian(DATA, SEEN, c)
+    if method == "conditional":
+        return np.linalg.solve(k + N * EPSILON * np.eye(N), column).T
+    alpha = np.full(len(points), 1 / len(points)) if alpha is None else alpha
+    ridge = gaussian(THETA, THETA, h) + N * EPSILON * np.eye(N)
+    w = np.linalg.solve(ridge, gaussian(THETA, points, h) @ alpha)
+    if method == "importance":
+        root = np.diag(np.sqrt(np.maximum(w, 0)))
+        return (root @ np.linalg.solve(root @ k @ root + DELTA * np.eye(N), root @ column)).T
+    dk = w[:, None] * k
+    return (dk @ np.linalg.solve(dk @ dk + DELTA * np.eye(N), w[:, None] * column)).T
+
+
+# ---- the three methods
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_weights_are_those_of_the_formulas(method):
+    seen = jnp.asarray(SEEN)
+    fitted = jax.jit(lambda: fit(method))()
+    posterior, alone = jax.jit(lambda f: (f.posterior(seen), [f.posterior(one).weights for one in seen]))(fitted)
+    close(posterior.weights, numpy_weights(method))
+    close(posterior.points, THETA)
+    # One fit for all: a batch gives what each observation gives alone.
+    close(np.stack(alone), posterior.weights, 1e-12)
+
+
+@pytest.mark.parametrize("method", METHODS[1:])
+def test_another_prior_for_the_same_simulations(method):
+    @jax.jit
+    def weights():
+        prior = kbr.embed(kbr.Gaussian(H), jnp.asarray(OTHER), jnp.asarray(ALPHA))
+        return fit(method, prior=prior).posterior(jnp.asarray(SEEN)).weights
+
+    close(weights(), numpy_weights(method, points=OTHER, alpha=ALPHA))
+
+
+@jax.jit
+def low_rank():
+    seen, ranks, found = jnp.asarray(SEEN), {"landmarks_data": kbr.given_landmarks(jnp.asarray(DATA[:12]))}, {}
+    conditional = fit("conditional", **ranks)
+    found["conditional"] = conditional.posterior(seen).weights, kbr.condition(conditional.model, seen).weights
+    prior = kbr.embed(kbr.Gaussian(H), jnp.asarray(OTHER), jnp.asarray(ALPHA))
+    for method, form in (("bayes", "b"), ("importance", "importance")):
+        cleaning = {"clip": True, "truncation": 0.02, "normalise": True}
+        fitted = fit(
+            method, prior=prior, landmarks_parameters=kbr.given_landmarks(jnp.asarray(THETA[:10])), **ranks, **cleaning
+        )
+        assert fitted.operator.shape == (12, N)
+        expected = kbr.bayes_rule(fitted.model, prior, seen, regularizer=DELTA, form=form, **cleaning)
+        found[method] = fitted.posterior(seen).weights, expected.weights
+    return found
+
+
+def test_low_rank_is_the_rules_at_low_rank():
+    for weights, expected in low_rank().values():
+        close(weights, expected)
+
+
+def test_discrete_posteriors_are_exact():
+    """Three parameters, two outcomes, delta kernels: counts, and Bayes' rule with the counted likelihood."""
+    parameters, data = RNG.integers(0, 3, 60), RNG.integers(0, 2, 60)
+    counts = np.array([[np.sum((parameters == t) & (data == y)) for y in (0, 1)] for t in (0, 1, 2)])
+    simulations = kbr.Simulations(jnp.asarray(parameters), jnp.asarray(data))
+    prior = kbr.embed(kbr.Delta(), jnp.arange(3), jnp.asarray([0.2, 0.7, 0.1]))
+    likelihood = counts / counts.sum(1, keepdims=True) * np.array([0.2, 0.7, 0.1])[:, None]
+    for method, options, truth in (
+        ("conditional", {}, counts / counts.sum(0)),
+        ("bayes", {"posterior_regularizer": 1e-14, "prior": prior}, likelihood / likelihood.sum(0)),
+        ("importance", {"posterior_regularizer": 1e-9, "prior": prior}, likelihood / likelihood.sum(0)),
+    ):
+        fitted = kbr.fit_posterior(kbr.Delta(), kbr.Delta(), simulations, method=method, regularizer=1e-10, **options)
+        posterior = fitted.posterior(jnp.arange(2))
+        found = [[float(np.sum(np.asarray(row)[parameters == t])) for row in posterior.weights] for t in range(3)]
+        close(found, truth, 1e-5)
+
+
+LINE = kbr.given_landmarks(jnp.linspace(-3.5, 3.5, 30)[:, None])
+
+
+def gaussian_posteriors(key):
+    """Parameters from N(0, 1), y = theta + N(0, .5); second prior N(.5, .5). Posterior means, intervals and masses of the methods."""
+    sims = kbr.simulate(
+        lambda k, t: t + float(np.sqrt(0.5)) * jax.random.normal(k, (1,)),
+        lambda k: jax.random.normal(k, (1,)),
+        600,
+        key=key,
+    )
+    seen = jnp.linspace(-1.5, 1.5, 7)[:, None]
+    other = kbr.embed(kbr.Gaussian(0.5), 0.5 + float(np.sqrt(0.5)) * jax.random.normal(jax.random.key(5), (600, 1)))
+    found = {}
+    for name, method, prior in (
+        ("conditional", "conditional", None),
+        ("bayes", "bayes", None),
+        ("importance", "importance", None),
+        ("bayes, other", "bayes", other),
+        ("importance, other", "importance", other),
+    ):
+        delta = 1e-5 if method == "bayes" else 3e-3
+        ranks = {"landmarks_data": LINE} | ({} if method == "conditional" else {"landmarks_parameters": LINE})
+        model = fit(method, h=0.5, c=0.7, epsilon=1e-3, delta=delta, prior=prior, simulations=sims, **ranks)
+        posterior = model.posterior(seen)
+        found[name] = kbr.mean(posterior), *kbr.credible_interval(posterior, 0.8), posterior.mass
+    return seen, found
+
+
+def test_a_gaussian_posterior():
+    seen, found = jax.jit(gaussian_posteriors)(jax.random.key(1))
+    seen = np.asarray(seen)
+    for name, (mean, low, high, mass) in found.items():
+        precision = 4.0 if "other" in name else 3.0
+        truth = (2 * seen + (1.0 if "other" in name else 0.0)) / precision
+        spread = scipy.stats.norm.ppf(0.9) / np.sqrt(precision)
+        assert np.sqrt(np.mean((mean - truth) ** 2)) < 0.12, name
+        assert np.sqrt(np.mean((low - truth + spread) ** 2)) < 0.2, name
+        assert np.sqrt(np.mean((high - truth - spread) ** 2)) < 0.2, name
+        assert np.all(np.abs(mass - 1) < 0.1), name
+
+
+def test_intervals_cover():
+    """Over 1000 parameters and data from the model, 80 % intervals hold 80 % of the parameters: one fit for all of them."""
+
+    @jax.jit
+    def covered(key):
+        def noisy(k, t):
+            return t + 0.7 * jax.random.normal(k, (1,))
+
+        def prior(k):
+            return jax.random.normal(k, (1,))
+
+        first, second = jax.random.split(key)
+        sims, tests = kbr.simulate(noisy, prior, 800, key=first), kbr.simulate(noisy, prior, 1000, key=second)
+        model = fit("conditional", c=0.5, epsilon=1e-3, simulations=sims, landmarks_data=LINE)
+        low, high = kbr.credible_interval(model.posterior(tests.data), 0.8)
+        return jnp.mean((low <= tests.parameters) & (tests.parameters <= high))
+
+    assert abs(float(covered(jax.random.key(3))) - 0.8) < 0.05
+
+
+def test_herded_samples_stand_for_the_posterior():
+    posterior = fit("conditional").posterior(jnp.asarray(DATA[3]))
+    samples = kbr.herd(posterior, count=40).embedding
+    assert float(jnp.max(jnp.abs(kbr.mean(samples) - kbr.mean(posterior)))) < 0.15
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_gradients_by_finite_differences(method):
+    @jax.jit
+    def loss(p):
+        posterior = fit(method, *p, landmarks_data=kbr.given_landmarks(jnp.asarray(DATA[:8]))).posterior(SEEN)
+        return jnp.sum(kbr.mean(posterior)[:, 0] ** 2)
+
+    start = jnp.asarray([H, C, EPSILON, DELTA])
+    gradient = np.asarray(jax.jit(jax.grad(loss))(start))
+    for i, step in enumerate((1e-5, 1e-5, 1e-7, 1e-8)):
+        move = jnp.zeros(4).at[i].set(step)
+        expected = float(loss(start + move) - loss(start - move)) / (2 * step)
+        np.testing.assert_allclose(gradient[i], expected, rtol=1e-4, atol=1e-6)
+
+
+# ---- simulations
+
+
+def test_simulations_do_not_depend_on_the_batch():
+    def simulator(key, parameter):
+        return {"sum": parameter[0] + jax.random.normal(key), "all": parameter[1] * jnp.ones(3)}
+
+    def prior(key):
+        first, second = jax.random.split(key)
+        return jax.random.uniform(first), jax.random.normal(second)
+
+    sims = kbr.simulate(simulator, prior, 10, key=jax.random.key(0))
+    for batch in (3, 10, 50):
+        for one, other in zip(
+            jax.tree.leaves(sims),
+            jax.tree.leaves(kbr.simulate(simulator, prior, 10, key=jax.random.key(0), batch=batch)),
+            strict=True,
+        ):
+            close(one, other, 1e-12)
+    assert sims.parameters[0].shape == (10,) and sims.data["all"].shape == (10, 3)
+    close(sims.data["all"][:, 0], sims.parameters[1], 0)
+    assert len(np.unique(sims.parameters[0])) == 10
+
+
+def test_parameters_and_data_of_several_parts():
+    """Arrays of a NumPy simulator, parameters and data as tuples."""
+    pairs = kbr.TensorProduct((kbr.Gaussian(1.0), kbr.Gaussian(2.0)))
+    simulations = kbr.Simulations((THETA[:, 0], THETA[:, 1:]), (DATA[:, 0], DATA[:, 1:]))
+
+    @jax.jit
+    def intervals(simulations):
+        options = {"method": "bayes", "regularizer": 0.1, "posterior_regularizer": 0.1}
+        posterior = kbr.fit_posterior(pairs, pairs, simulations, **options).posterior((SEEN[:, 0], SEEN[:, 1:]))
+        return kbr.credible_interval(posterior, 0.9, lambda point: point[0] + point[1][0])
+
+    low, high = intervals(simulations)
+    assert low.shape == (4,) and np.all(low < high)
+
+
+# ---- quantiles
+
+
+def rearranged(weights, values, u):
+    """The definition: the distribution function, sorted as a function of t, then inverted."""
+    order = np.argsort(values)
+    values, heights = values[order], np.cumsum(weights[order])[:-1]
+    lengths, ascending = np.diff(values), np.argsort(heights)
+    ends = values[0] + np.cumsum(lengths[ascending])
+    below = heights[ascending] < u - 1e-12
+    return ends[below][-1] if below.any() else values[0]
+
+
+def test_quantiles_from_the_definition():
+    values, positive = RNG.normal(size=30), RNG.dirichlet(np.ones(30))
+    signed = RNG.normal(size=30) + 0.4
+    signed = signed / signed.sum()
+    levels = np.array([0.0, 0.03, 0.3, 0.5, 0.77, 0.97, 1.0])
+    order = np.argsort(values)
+
+    @jax.jit
+    def quantiles(weights):
+        return kbr.quantile(kbr.Embedding(kbr.Gaussian(1.0), jnp.asarray(values), weights), levels)
+
+    for weights in (positive, signed):
+        close(quantiles(3 * weights), [rearranged(weights, values, u) for u in levels])
+    inverse = values[order][np.searchsorted(np.cumsum(positive[order]), levels[1:-1])]
+    close(quantiles(positive)[1:-1], inverse)
+    close(quantiles(np.full(30, 1 / 30))[3], np.quantile(values, 0.5, method="inverted_cdf"))
+
+
+def test_quantiles_of_batches_and_functions():
+    weights = RNG.normal(size=(3, N)) + 1
+    batch = kbr.Embedding(kbr.Gaussian(1.0), jnp.asarray(THETA), jnp.asarray(weights))
+    levels = jnp.asarray([0.1, 0.9])
+
+    def scaled(scale):
+        return jnp.sum(kbr.quantile(batch, levels, lambda t: scale * t))
+
+    found, second, (low, high), median, gradient = jax.jit(
+        lambda: (
+            kbr.quantile(batch, levels),
+            kbr.quantile(batch, 0.9, lambda t: t[1]),
+            kbr.credible_interval(batch, 0.8),
+            kbr.quantile(batch, 0.5),
+            jax.grad(scaled)(2.0),
+        )
+    )()
+    assert found.shape == (2, 3, 2)
+    for i in range(3):
+        for j in range(2):
+            close(found[:, i, j], [rearranged(weights[i] / weights[i].sum(), THETA[:, j], u) for u in (0.1, 0.9)])
+    close(second, found[1, :, 1])
+    close(low, found[0])
+    close(high, found[1])
+    assert median.shape == (3, 2)
+    close(gradient, np.sum(found))
+
+
+def test_ties_and_padding_count_once():
+    embedding = kbr.embed(kbr.Gaussian(1.0), jnp.asarray([1.0, 1.0, 2.0, 2.0]), jnp.asarray([0.25, 0.25, 0.5, 0.0]))
+    close(kbr.quantile(embedding, jnp.asarray([0.5, 0.51])), [1.0, 2.0])
