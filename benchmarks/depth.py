@@ -41,7 +41,7 @@ COMMAND = "python -m benchmarks.depth"
 SWEEPS, PIVOTS = 10, 32
 
 #: Rows, columns; scenes for training, validation and test; pairs a template; candidates.
-SIZES = {"20 x 16": (20, 16, 40, 6, 120, 400, 40), "107 x 86": (107, 86, 20, 1, 20, 400, 10)}
+SIZES = {"20 x 16": (20, 16, 40, 6, 120, 400, 40), "107 x 86": (107, 86, 20, 1, 10, 400, 10)}
 #: Belief propagation with mixtures of Gaussians takes seconds a scene: fewer candidates, and not on the large grid.
 MIXTURE_CANDIDATES = 12
 
