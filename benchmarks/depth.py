@@ -2,6 +2,7 @@ r"""Depth from features on a grid (S13 section 5.1.3, figure 7), on synthetic sc
 
     python -m benchmarks.depth            both sizes, figure and JSON
     python -m benchmarks.depth small      20 x 16 only, the rest of the JSON stays; `large`: 107 x 86 and the figure
+    python -m benchmarks.depth again      what the JSON has of parameters, and of errors on these scenes, stays: times, and what is missing
 
 Scenes and features: `depth_worlds`; a feature fits several depths. Templates by row, as in the paper: one sample for the horizontal
 edges of a row, for the vertical edges below it, and for its likelihood. All methods learn from the same pairs; the parameters of each
@@ -42,6 +43,7 @@ SWEEPS, PIVOTS = 10, 32
 
 #: Rows, columns; scenes for training, validation and test; pairs a template; candidates.
 SIZES = {"20 x 16": (20, 16, 40, 6, 120, 400, 40), "107 x 86": (107, 86, 20, 1, 10, 400, 10)}
+FEWER = {"20 x 16": 24, "107 x 86": 16}
 #: Belief propagation with mixtures of Gaussians takes seconds a scene: fewer candidates, and not on the large grid.
 MIXTURE_CANDIDATES = 12
 
@@ -135,11 +137,11 @@ class Problem:
         return self.discrete(p)[1] if name in ("cells", "bins") else getattr(self, name)(p)
 
 
-def tune(problem: Problem) -> dict[str, dict]:
-    """The best of random candidates on the validation scenes, for each method."""
-    rng, best = np.random.default_rng(7), {}
+def tune(problem: Problem, known: dict[str, dict]) -> dict[str, dict]:
+    """The best of random candidates on the validation scenes, for each method that is not `known`."""
+    rng, best = np.random.default_rng(7), dict(known)
     for name, space in SPACES.items():
-        if name == "mixtures" and problem.rows > 20:
+        if name in known or (name == "mixtures" and problem.rows > 20):
             continue
         trials = []
         for _ in tqdm(range(MIXTURE_CANDIDATES if name == "mixtures" else problem.candidates), desc=name):
@@ -198,20 +200,21 @@ def time_sampled(problem: Problem, best: dict[str, dict]) -> dict[str, dict[str,
     return times
 
 
-def measure(name: str, problem: Problem, best: dict[str, dict]) -> tuple[dict, dict]:
-    """Errors on every test scene and seconds of every method; and the estimates on the first test scene."""
+def measure(name: str, problem: Problem, best: dict[str, dict], known: dict[str, list]) -> tuple[dict, dict]:
+    """Errors on every test scene, unless `known`, and seconds of every method; and the estimates on the first test scene."""
     p, floor = best["kernel"], best["kernel"]["floor"]
     features = methods.values(problem.test[0])
-    forms: dict[str, dict] = {"kernel BP, features": {}, f"kernel BP, {PIVOTS} pivots": {"pivots": PIVOTS}}
+    forms: dict[str, dict] = {"kernel BP, features": {}}
+    forms |= {f"kernel BP, {count} pivots": {"pivots": count} for count in (PIVOTS, FEWER[name])}
     if name == "20 x 16":
         forms["kernel BP, exact"] = {"exact": True}
-    else:
-        forms[f"kernel BP, {PIVOTS // 2} pivots"] = {"pivots": PIVOTS // 2}
     errors, times, pictures = {}, {}, {}
 
     def record(method: str, estimate: Callable[[World], np.ndarray]):
         pictures[method] = estimate(problem.test[0])
-        errors[method] = [methods.absolute_error(estimate(w), w) for w in problem.test]
+        errors[method] = known.get(method, [])
+        if len(errors[method]) != len(problem.test):
+            errors[method] = [methods.absolute_error(estimate(w), w) for w in problem.test]
 
     record("regression, node by node", problem.regression(best["regression"]))
     record("posterior median, node by node", problem.alone(best["alone"]))
@@ -299,8 +302,9 @@ def main() -> None:
     results: dict = json.loads(path.read_text())["results"] if path.exists() else {}
     for name in chosen:
         problem = Problem(name)
-        best = tune(problem)
-        result, pictures = measure(name, problem, best)
+        known = results.get(name, {}) if "again" in sys.argv[1:] else {}
+        best = tune(problem, known.get("parameters", {}))
+        result, pictures = measure(name, problem, best, known.get("errors", {}))
         results[name] = {"parameters": best, "feature distance": problem.median, **result}
         print(f"\n{name}\n\n{summary(result)}\n\nmemory {result['memory GB']:.2f} GB", flush=True)
         if name == "107 x 86":
