@@ -2,7 +2,7 @@ r"""Depth from features on a grid (S13 section 5.1.3, figure 7), on synthetic sc
 
     python -m benchmarks.depth            both sizes, figure and JSON
     python -m benchmarks.depth small      20 x 16 only, the rest of the JSON stays; `large`: 107 x 86 and the figure
-    python -m benchmarks.depth again      what the JSON has of parameters, and of errors on these scenes, stays: times, and what is missing
+    python -m benchmarks.depth again      parameters and errors that the JSON has stay; times, and what is missing
 
 Scenes and features: `depth_worlds`; a feature fits several depths. Templates by row, as in the paper: one sample for the horizontal
 edges of a row, for the vertical edges below it, and for its likelihood. All methods learn from the same pairs; the parameters of each
