@@ -5,8 +5,9 @@ r"""Smoothing against filtering on the rotation dynamics of F11 and S13, beside 
 The systems, the sizes T of the training sequence and the test sequences (200 steps, 20 of burn-in) are those of
 `benchmarks.rotation_dynamics`. Beliefs given the observations up to 1, 2 or 5 steps after the state, and given all of them; the
 mean squared error of each, as a ratio to that of the optimal filter (a particle filter which knows the true model) and of the
-optimal smoother of the same lag (700 particles, a percent or two of Monte-Carlo error), on the same test sequences; and paired differences to filtering. The defaults are 12
-repetitions at T = 200 and 400 and 6 at T = 800; cells that are not run keep their last results.
+optimal smoother of the same lag (700 particles: a percent or two of Monte-Carlo error), on the same test sequences; and
+paired differences to filtering. The defaults are 12 repetitions at T = 200 and 400 and 6 at T = 800; cells that are not run
+keep their last results.
 
 Filter and smoother have the same six candidates for the filter's parameters, the smoother three regularizers more. Both are chosen
 by halving the training sample: fit on one half, run on the other, and the reverse; the filter by its filtering error, the
