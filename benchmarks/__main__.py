@@ -13,6 +13,8 @@ MODULES = [
     "rank",
     "precision",
     "rotation_dynamics",
+    "smoothing",
+    "controls",
     "gradient_cost",
     "rotation_tuning",
     "windows",

@@ -29,17 +29,42 @@ def simulate(system, steps, rng, warm_up=50):
 
 def particle_filter(system, observations, rng, particles=2000):
     """Bootstrap particle filter with systematic resampling: the optimal filter up to Monte-Carlo error."""
+    return np.stack([weights @ x for x, weights in _bootstrap(system, observations, rng, particles)])
+
+
+def particle_smoother(system, observations, rng, lags, particles=700):
+    """Estimates given the observations up to each lag after the state (None: all), by forward filtering and backward smoothing.
+
+    Each particle is reweighted by the mean over where it may go (Doucet, Godsill and Andrieu 2000), so no path is sampled:
+    the optimal smoother up to Monte-Carlo error. One row of weights for each number of later observations.
+    """
+    cloud = [(x.astype(np.float32), weights) for x, weights in _bootstrap(system, observations, rng, particles)]
+    longest = max(lag or 0 for lag in lags)
+    rows = np.tile(cloud[-1][1], (longest + 2, 1))  # the last row: all observations
+    estimates = [rows @ cloud[-1][0]]
+    for (x, weights), (following, _) in zip(cloud[-2::-1], cloud[:0:-1], strict=True):
+        ahead = transition(x, system).astype(np.float32)
+        squares = sum((a[:, None] - b[None, :]) ** 2 for a, b in zip(ahead.T, following.T, strict=True))
+        kernel = np.exp(-squares / np.float32(2 * NOISE**2))
+        shares = rows / np.maximum(weights @ kernel, 1e-30)
+        smoothed = weights * (np.vstack([shares[:longest], shares[-1:]]) @ kernel.T)
+        rows = np.vstack([weights[None], smoothed / smoothed.sum(1, keepdims=True)])
+        estimates.append(rows @ x)
+    estimates = np.stack(estimates[::-1])
+    return {lag: estimates[:, -1 if lag is None else lag] for lag in lags}
+
+
+def _bootstrap(system, observations, rng, particles):
+    """Particles and weights after each observation."""
     x = simulate_cloud(system, particles, rng)
-    estimates = []
     for observation in observations:
         x = transition(x, system) + NOISE * rng.normal(size=x.shape)
         log_weights = -np.sum((x - observation) ** 2, axis=1) / (2 * NOISE**2)
         weights = np.exp(log_weights - log_weights.max())
         weights /= weights.sum()
-        estimates.append(weights @ x)
+        yield x, weights
         positions = (rng.random() + np.arange(particles)) / particles
         x = x[np.minimum(np.searchsorted(np.cumsum(weights), positions), particles - 1)]
-    return np.stack(estimates)
 
 
 def simulate_cloud(system, particles, rng, steps=30):

@@ -1,0 +1,165 @@
+r"""A driven rotation: what it is worth to know the inputs.
+
+    python -m benchmarks.controls [repetitions, 6 by default]
+
+The rotation of `benchmarks.rotation_dynamics` (a), with a turn per step that is a known input, $u_t$ uniform on [-0.2, 0.8], in
+place of eta = 0.3, its mean. Train on T = 200 and 400 steps, test on 200 (20 of burn-in): mean squared error of the state as
+a ratio to that of a particle filter which knows the model and the inputs, for `KernelBayesFilter`, which ignores the inputs, and
+`ControlledFilter`, filtered and smoothed. Both choose observation bandwidth, delta, and the bandwidth of the inputs' kernel (the
+second only) by halving the training sample, with filtering errors.
+"""
+
+import itertools
+import sys
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+import kbr_jax as kbr
+
+from . import reporting
+from .rotation_dynamics import BURN_IN, EPSILON, STATE_SCALE, TEST, TRANSITION_EPSILON, squared_errors
+from .rotation_references import NOISE
+
+COMMAND = "python -m benchmarks.controls"
+REPETITIONS, SIZES, LOW, HIGH = 6, (200, 400), -0.2, 0.8
+RANK, PAIR_RANK, TRUNCATION, SMOOTHER_REGULARIZER = 60, 120, 0.03, 0.6
+FILTERS = np.asarray(list(itertools.product((0.9, 1.5, 2.5), (0.004, 0.012))))
+CONTROLLED = np.asarray([(*row, width) for row in FILTERS for width in (0.5, 1.0)])
+
+
+def turned(states, turns):
+    angle = np.arctan2(states[..., 1], states[..., 0]) + turns
+    return np.stack([np.cos(angle), np.sin(angle)], axis=-1)
+
+
+def simulate(steps, rng, warm_up=20):
+    """States, observations `[steps, 2]`, and inputs `[steps, 1]`, each acting from its state to the next."""
+    turns = rng.uniform(LOW, HIGH, warm_up + steps)
+    states = [np.array([1.0, 0.0])]
+    for turn in turns[:-1]:
+        states.append(turned(states[-1], turn) + NOISE * rng.normal(size=2))
+    states = np.stack(states[warm_up:])
+    return states, states + NOISE * rng.normal(size=states.shape), turns[warm_up:, None]
+
+
+def particle_filter(observations, turns, rng, particles=2000):
+    angles = rng.uniform(0, 2 * np.pi, particles)
+    x = np.stack([np.cos(angles), np.sin(angles)], axis=-1) + NOISE * rng.normal(size=(particles, 2))
+    estimates = []
+    for observation, turn in zip(observations, turns[:, 0], strict=True):
+        log_weights = -np.sum((x - observation) ** 2, axis=1) / (2 * NOISE**2)
+        weights = np.exp(log_weights - log_weights.max())
+        weights /= weights.sum()
+        estimates.append(weights @ x)
+        positions = (rng.random() + np.arange(particles)) / particles
+        x = x[np.minimum(np.searchsorted(np.cumsum(weights), positions), particles - 1)]
+        x = turned(x, turn) + NOISE * rng.normal(size=x.shape)
+    return np.stack(estimates)
+
+
+def fit(states, observations, parameters, stretch):
+    scale, d = parameters[:2]
+    return kbr.KernelBayesFilter.fit(
+        kbr.Gaussian(STATE_SCALE * kbr.median_heuristic(states)),
+        kbr.Gaussian(scale * kbr.median_heuristic(observations)),
+        states,
+        observations,
+        regularizer=EPSILON * stretch,
+        transition_regularizer=TRANSITION_EPSILON * stretch,
+        posterior_regularizer=d / scale**2,
+        landmarks_states=RANK,
+        landmarks_observations=40,
+        form="importance",
+        transition="two-inverse",
+        truncation=TRUNCATION,
+    )
+
+
+def estimates(train, test, parameters, stretch, controlled, smoothed):
+    """Filtered means `[T, 2]`, and smoothed ones if asked."""
+    states, observations, turns = train
+    filt, inputs = fit(states, observations, parameters, stretch), None
+    if controlled:
+        kernel, inputs = kbr.Gaussian(parameters[2]), test[1]
+        ridge = TRANSITION_EPSILON * stretch
+        filt = kbr.ControlledFilter.fit(filt, kernel, turns, regularizer=ridge, landmarks=PAIR_RANK)
+    weights = kbr.filter(filt, test[0], controls=inputs).weights
+    if not smoothed:
+        return kbr.mean(filt.belief(weights))
+    later = kbr.smooth(filt, weights, controls=inputs, regularizer=SMOOTHER_REGULARIZER)
+    return kbr.mean(filt.belief(weights)), kbr.mean(filt.belief(later))
+
+
+@eqx.filter_jit
+def validated(train, test, controlled):
+    """Filtered means of every candidate, fitted to half of the training sample."""
+    candidates = jnp.asarray(CONTROLLED if controlled else FILTERS)
+    return jax.lax.map(lambda parameters: estimates(train, test, parameters, 2.0, controlled, False), candidates)
+
+
+@eqx.filter_jit
+def final(train, test, parameters, controlled):
+    return estimates(train, test, parameters, 1.0, controlled, True)
+
+
+def selected(train, test, controlled):
+    """Estimates of the candidate of least validation error."""
+    half = len(train[0]) // 2
+    parts = [tuple(part[s] for part in train) for s in (slice(0, half), slice(half, 2 * half))]
+    errors = [squared_errors(validated(a, b[1:], controlled), b[0], BURN_IN // 2) for a, b in (parts, reversed(parts))]
+    best = (CONTROLLED if controlled else FILTERS)[np.argmin(errors[0] + errors[1])]
+    return final(train, test, best, controlled)
+
+
+def repetition(size, seed):
+    rng = np.random.default_rng([seed, size])
+    train, (truth, *test) = simulate(size, rng), simulate(TEST, rng)
+    ignored, used = (selected(train, tuple(test), controlled) for controlled in (False, True))
+    methods = {
+        "optimal (particle filter, true model, inputs known)": particle_filter(*test, rng),
+        "raw observation": test[0],
+        "inputs ignored, filter": ignored[0],
+        "inputs ignored, smoother": ignored[1],
+        "inputs used, filter": used[0],
+        "inputs used, smoother": used[1],
+    }
+    return {name: float(squared_errors(value, truth, BURN_IN)) for name, value in methods.items()}
+
+
+def summarise(rows):
+    columns = {name: np.asarray([row[name] for row in rows]) for name in rows[0]}
+    optimal, root = next(iter(columns.values())), np.sqrt(len(rows))
+    summary = {}
+    for name, errors in columns.items():
+        ratio = errors.mean() / optimal.mean()
+        error = float(np.std(errors - ratio * optimal, ddof=1) / root / optimal.mean())
+        summary[name] = {"mse": float(errors.mean()), "ratio": float(ratio), "ratio_se": error}
+    for kind in ("filter", "smoother"):
+        difference = columns[f"inputs used, {kind}"] - columns[f"inputs ignored, {kind}"]
+        pair = {"difference": float(difference.mean()), "difference_se": float(np.std(difference, ddof=1) / root)}
+        summary[f"inputs used, {kind}"] |= pair
+    return summary
+
+
+def main() -> None:
+    jax.config.update("jax_enable_x64", True)
+    count, results = int(sys.argv[1]) if len(sys.argv) > 1 else REPETITIONS, {}
+    with tqdm(total=len(SIZES) * count, unit="run") as bar:
+        for size in SIZES:
+            rows = []
+            for seed in range(count):
+                rows.append(repetition(size, seed))
+                bar.update()
+            results[f"T = {size}"] = {"repetitions": count, "methods": summarise(rows)}
+    methods = [cell["methods"] for cell in results.values()]
+    rows = [[name, *(f"{c[name]['ratio']:.3f} ± {c[name]['ratio_se']:.3f}" for c in methods)] for name in methods[0]]
+    print(reporting.table(["mean squared error / optimal", *results], rows))
+    print(reporting.save("controls", COMMAND, results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,209 @@
+r"""Smoothing against filtering on the rotation dynamics of F11 and S13, beside the optimal filter and smoother.
+
+    python -m benchmarks.smoothing [repetitions [T ...]]
+
+The systems, the sizes T of the training sequence and the test sequences (200 steps, 20 of burn-in) are those of
+`benchmarks.rotation_dynamics`. Beliefs given the observations up to 1, 2 or 5 steps after the state, and given all of them; the
+mean squared error of each, as a ratio to that of the optimal filter (a particle filter which knows the true model) and of the
+optimal smoother of the same lag (700 particles: a percent or two of Monte-Carlo error), on the same test sequences; and
+paired differences to filtering. The defaults are 12 repetitions at T = 200 and 400 and 6 at T = 800; cells that are not run
+keep their last results.
+
+Filter and smoother have the same six candidates for the filter's parameters, the smoother three regularizers more. Both are chosen
+by halving the training sample: fit on one half, run on the other, and the reverse; the filter by its filtering error, the
+smoother by its error given the whole sequence, for every lag.
+
+Extended and unscented Kalman filters and smoothers with the true model are those of dynamax; how far its filters are from the
+ones in `benchmarks.rotation_references` is reported too.
+"""
+
+import functools
+import itertools
+import json
+import sys
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+import kbr_jax as kbr
+
+from . import reporting
+from .rotation_dynamics import BURN_IN, EPSILON, STATE_SCALE, TEST, TRANSITION_EPSILON, squared_errors
+from .rotation_peers import kalman_estimates
+from .rotation_references import (
+    SYSTEMS,
+    extended_kalman,
+    particle_filter,
+    particle_smoother,
+    simulate,
+    unscented_kalman,
+)
+
+COMMAND = "python -m benchmarks.smoothing"
+REPETITIONS, LAGS = {200: 12, 400: 12, 800: 6}, (1, 2, 5, None)
+STATE_RANK, OBSERVATION_RANK, TRUNCATION = 60, 40, 0.03
+# Observation bandwidths in medians; delta = d / h_o^2, as in the filtering benchmark.
+CANDIDATES = np.asarray(list(itertools.product((0.9, 1.5, 2.5), (0.004, 0.012))))
+REGULARIZERS = np.asarray([0.2, 0.6, 2.0])
+
+
+def fit(states, observations, parameters, stretch):
+    h_s, h_o = kbr.median_heuristic(states), kbr.median_heuristic(observations)
+    scale, d = parameters
+    return kbr.KernelBayesFilter.fit(
+        kbr.Gaussian(STATE_SCALE * h_s),
+        kbr.Gaussian(scale * h_o),
+        states,
+        observations,
+        regularizer=EPSILON * stretch,
+        transition_regularizer=TRANSITION_EPSILON * stretch,
+        posterior_regularizer=d / scale**2,
+        landmarks_states=STATE_RANK,
+        landmarks_observations=OBSERVATION_RANK,
+        form="importance",
+        transition="two-inverse",
+        truncation=TRUNCATION,
+    )
+
+
+@eqx.filter_jit
+def all_candidates(states, observations, tests):
+    """Filtered estimates `[candidates, T, 2]`, smoothed ones `[candidates, regularizers, T, 2]`; for half of the training sample."""
+
+    def candidate(parameters):
+        filt = fit(states, observations, parameters, 2.0)
+        weights = kbr.filter(filt, tests).weights
+
+        def smoothed(regularizer):
+            return kbr.mean(filt.belief(kbr.smooth(filt, weights, regularizer=regularizer)))
+
+        return kbr.mean(filt.belief(weights)), jax.lax.map(smoothed, jnp.asarray(REGULARIZERS))
+
+    return jax.lax.map(candidate, jnp.asarray(CANDIDATES))
+
+
+@eqx.filter_jit
+def filtered(states, observations, tests, parameters):
+    filt = fit(states, observations, parameters, 1.0)
+    return kbr.mean(filt.belief(kbr.filter(filt, tests).weights))
+
+
+@eqx.filter_jit
+def smoothed(states, observations, tests, parameters, regularizer):
+    """Estimates of every lag."""
+    filt = fit(states, observations, parameters, 1.0)
+    weights = kbr.filter(filt, tests).weights
+    smooth = functools.partial(kbr.smooth, filt, weights, regularizer=regularizer)
+    return [kbr.mean(filt.belief(smooth(lag=lag))) for lag in LAGS]
+
+
+def choose(states, observations):
+    """The filter's candidate of least filtering error; the smoother's of least smoothing error, with its regularizer."""
+    half = len(states) // 2
+    first, second = slice(0, half), slice(half, 2 * half)
+    errors = [
+        [
+            squared_errors(estimates, states[b], BURN_IN // 2)
+            for estimates in all_candidates(states[a], observations[a], observations[b])
+        ]
+        for a, b in ((first, second), (second, first))
+    ]
+    filtering, smoothing = (errors[0][i] + errors[1][i] for i in range(2))
+    candidate, regularizer = np.unravel_index(np.argmin(smoothing), smoothing.shape)
+    return CANDIDATES[np.argmin(filtering)], (CANDIDATES[candidate], REGULARIZERS[regularizer])
+
+
+def name_of(lag):
+    return "all observations" if lag is None else f"lag {lag}"
+
+
+def repetition(system, size, seed):
+    """Mean squared errors, the distances between the two EKFs and UKFs, and the chosen parameters."""
+    rng = np.random.default_rng([seed, size, system == "b"])
+    states, observations = simulate(system, size, rng)
+    truth, tests = simulate(system, TEST, rng)
+    for_filter, for_smoother = choose(states, observations)
+    kalman = kalman_estimates(system, tests)
+    optimal = particle_smoother(system, tests, rng, LAGS)
+    ours = dict(zip(LAGS, smoothed(states, observations, tests, *for_smoother), strict=True))
+    estimates = {
+        "optimal, filter": particle_filter(system, tests, rng),
+        **{f"optimal, {name_of(lag)}": optimal[lag] for lag in LAGS},
+        "kernel Bayes, filter": filtered(states, observations, tests, for_filter),
+        **{f"kernel Bayes, {name_of(lag)}": ours[lag] for lag in LAGS},
+        **{
+            f"{kind} (dynamax), {'filter' if pass_ == 'filtered' else name_of(None)}": values
+            for (kind, pass_), values in kalman.items()
+        },
+    }
+    peers = {
+        "EKF": float(np.max(np.abs(kalman["EKF", "filtered"] - extended_kalman(system, tests)))),
+        "UKF": float(np.max(np.abs(kalman["UKF", "filtered"] - unscented_kalman(system, tests)))),
+    }
+    errors = {name: float(squared_errors(value, truth, BURN_IN)) for name, value in estimates.items()}
+    return errors, peers, [*for_filter, *for_smoother[0], for_smoother[1]]
+
+
+def paired(errors, base):
+    """Ratio of mean errors with the standard error of the paired ratio; paired difference with its own."""
+    ratio, difference, root = errors.mean() / base.mean(), errors - base, np.sqrt(len(base))
+    return {
+        "ratio": float(ratio),
+        "ratio_se": float(np.std(errors - ratio * base, ddof=1) / root / base.mean()),
+        "difference": float(difference.mean()),
+        "difference_se": float(np.std(difference, ddof=1) / root),
+    }
+
+
+def summarise(rows):
+    columns = {name: np.asarray([errors[name] for errors, _, _ in rows]) for name in rows[0][0]}
+    methods = {}
+    for name, errors in columns.items():
+        method, passes = name.split(", ", 1)
+        methods[name] = {
+            "mse": float(errors.mean()),
+            "to optimal filter": paired(errors, columns["optimal, filter"]),
+            "to optimal of its lag": paired(errors, columns[f"optimal, {passes}"]),
+            "to its filter": paired(errors, columns[f"{method}, filter"]),
+        }
+    return {
+        "repetitions": len(rows),
+        "methods": methods,
+        "dynamax against benchmarks.rotation_references, largest difference": {
+            kind: max(peers[kind] for _, peers, _ in rows) for kind in ("EKF", "UKF")
+        },
+        "chosen": [list(map(float, chosen)) for _, _, chosen in rows],
+    }
+
+
+def show(results):
+    for title in ("to optimal filter", "to optimal of its lag", "to its filter"):
+        methods = [cell["methods"] for cell in results.values()]
+        rows = [[name, *(f"{c[name][title]['ratio']:.3f} ± {c[name][title]['ratio_se']:.3f}" for c in methods)]
+                for name in methods[0]]  # fmt: skip
+        print(reporting.table([f"mean squared error {title}", *results], rows), end="\n\n")
+
+
+def main() -> None:
+    jax.config.update("jax_enable_x64", True)
+    sizes = [int(size) for size in sys.argv[2:]] or list(REPETITIONS)
+    count = {size: int(sys.argv[1]) if len(sys.argv) > 1 else REPETITIONS[size] for size in sizes}
+    path = reporting.RESULTS / "smoothing.json"
+    old = json.loads(path.read_text())["results"] if path.exists() else {}
+    results = {f"({system}) T = {size}": {} for system in SYSTEMS for size in REPETITIONS} | old
+    with tqdm(total=len(SYSTEMS) * sum(count.values()), unit="run") as bar:
+        for size, system in itertools.product(sizes, SYSTEMS):
+            rows = []
+            for seed in range(count[size]):
+                rows.append(repetition(system, size, seed))
+                bar.update()
+            results[f"({system}) T = {size}"] = summarise(rows)
+            reporting.save("smoothing", COMMAND, {cell: values for cell, values in results.items() if values})
+    show({cell: values for cell, values in results.items() if values})
+
+
+if __name__ == "__main__":
+    main()
