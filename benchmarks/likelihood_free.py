@@ -75,7 +75,7 @@ def by_leave_one_out(simulations: kbr.Simulations, h: jax.Array, c: jax.Array) -
 
 @partial(jax.jit, static_argnames=("method", "select", "rank"))
 def kernel_means(
-    theta: jax.Array, data: jax.Array, observed: jax.Array, method: str, select: bool, rank: int | None
+    theta: jax.Array, data: jax.Array, observed: jax.Array, method: Any, select: bool, rank: int | None
 ) -> jax.Array:
     simulations = kbr.Simulations(theta, data)
     h, c = (kbr.median_heuristic(points[:SELECTION]) for points in (theta, data))
@@ -169,7 +169,7 @@ def summary(runs: list[dict[tuple[str, int, int], tuple[float, float]]]) -> dict
     """For each method and number of calls the error and its standard error; for ABC at the best number of accepted draws."""
     found: dict[str, list[dict[str, float]]] = {name: [] for name in CURVES}
     for name, calls in sorted({(name, calls) for name, calls, _ in runs[0]}, key=lambda pair: pair[1]):
-        best: dict[str, float] = {}
+        best: dict[str, Any] = {}
         for key in [key for key in runs[0] if key[:2] == (name, calls)]:
             errors = np.array([one[key][0] for one in runs])
             if not best or errors.mean() < best["error"]:
