@@ -49,28 +49,7 @@ def queue(key, theta):
     return jnp.log(jnp.quantile(gaps, jnp.array([0, 0.1, 0.25, 0.5, 0.75, 0.9, 1])))
 
 
-drawn = kbr.simulate(queue, prior, 3000, key=jax.random.key(0))
-
-# %% [markdown]
-# Seven numbers are many for 3000 simulations, and most of what they say is noise. Three are made of them, one for each parameter: its
-# linear regression on the seven and their squares (Fearnhead and Prangle 2012).
-
-# %%
-spread = np.asarray(highest) / np.sqrt(12)  # standard deviations of the prior
-
-
-def design(data):
-    return np.hstack([np.ones((len(data), 1)), data, np.asarray(data) ** 2])
-
-
-coefficients = np.linalg.lstsq(design(drawn.data), drawn.parameters / spread, rcond=None)[0]
-
-
-def summarised(table):
-    return kbr.Simulations(table.parameters, jnp.asarray(design(table.data) @ coefficients))
-
-
-simulations = summarised(drawn)
+simulations = kbr.simulate(queue, prior, 3000, key=jax.random.key(0))
 
 # %% [markdown]
 # ## One fit for every observation
@@ -80,7 +59,8 @@ simulations = summarised(drawn)
 # data of all 3000, and nothing has to be fitted again, whatever is observed.
 
 # %%
-width = jnp.std(simulations.data, axis=0)
+scale = jnp.std(simulations.data, axis=0)
+width = scale * kbr.median_heuristic(simulations.data[:500] / scale)
 kernel_parameters = kbr.Gaussian(0.1 * highest)
 
 
@@ -90,7 +70,7 @@ def left_out(p):
     return kbr.leave_out_loss(fitted.model)
 
 
-grid = {"factor": np.array([0.1, 0.2, 0.4, 0.8]), "regularizer": 10.0 ** np.arange(-6, -2)}
+grid = {"factor": np.array([0.25, 0.5, 1, 2]), "regularizer": 10.0 ** np.arange(-6, -1)}
 best = kbr.grid_search(left_out, grid).parameters
 kernel_data = kbr.Gaussian(best["factor"] * width)
 model = kbr.fit_posterior(
@@ -99,8 +79,7 @@ model = kbr.fit_posterior(
 print({name: float(value) for name, value in best.items()})
 
 truth = jnp.array([4.0, 3.0, 0.15])
-departures = queue(jax.random.key(2), truth)
-observed = summarised(kbr.Simulations(truth[None], departures[None])).data[0]
+observed = queue(jax.random.key(2), truth)
 posterior = model.posterior(observed)
 low, high = kbr.credible_interval(posterior, 0.8)
 for name, *row in zip(names, truth, kbr.mean(posterior), low, high, strict=True):
@@ -160,7 +139,7 @@ def at_the_door(theta):
     return np.exp(-((theta[:, 2] - 0.2) ** 2) / (2 * 0.02**2))
 
 
-large = summarised(kbr.simulate(queue, prior, 100_000, key=jax.random.key(4)))
+large = kbr.simulate(queue, prior, 100_000, key=jax.random.key(4))
 references = [regression_abc(large, observed, 1000), regression_abc(large, observed, 10_000, at_the_door)]
 rival = regression_abc(simulations, observed, 200)
 for title, found, reference in (
@@ -174,18 +153,20 @@ print("flat prior, regression ABC with 3000 calls", np.round(rival[1] @ rival[0]
 # ## Is it calibrated?
 #
 # Five hundred other queues, with parameters from the prior: one call for all of them. An 80 % interval should hold the true parameter
-# in 80 % of the cases; errors are in units of the prior's standard deviation.
+# in 80 % of the cases; errors are in units of the prior's standard deviation. With 3000 simulations the kernel sees data in a
+# neighbourhood: its posteriors are wider than they could be, and the intervals hold more than they say. Regression ABC, which assumes
+# more, errs a little less here.
 
 # %%
-tests = summarised(kbr.simulate(queue, prior, 500, key=jax.random.key(5)))
+tests = kbr.simulate(queue, prior, 500, key=jax.random.key(5))
 posteriors = model.posterior(tests.data)
 lower, upper = kbr.credible_interval(posteriors, 0.8)
 inside = np.mean((lower <= tests.parameters) & (tests.parameters <= upper), axis=0)
+spread = np.asarray(highest) / np.sqrt(12)
 adjusted = [regression_abc(simulations, y, 200) for y in tests.data]
 errors = {
     "kernels": np.asarray(kbr.mean(posteriors)),
     "regression ABC, 200 accepted": np.stack([weights @ points for points, weights in adjusted]),
-    "the statistics themselves": tests.data * spread,
 }
 print("share of the true parameters inside the 80 % intervals:", np.round(inside, 2))
 for name, means in errors.items():
