@@ -31,6 +31,8 @@ MODULES = [
     "adaptation",
     "herding_speed",
     "hypotheses",
+    "posterior_inference",
+    "likelihood_free",
 ]
 
 

@@ -7,11 +7,10 @@ included; each run draws a new problem. Error: mean over runs, observations and 
 posterior mean. All methods read the same table of draws, each as many of its rows as it is given, and use them for all 10 observations.
 
 Cost: calls of the simulator, and seconds: calls times 0, 1, 10, 100 or 1000 microseconds, plus what the method itself computes for the
-10 observations (processor time of one core, compiled before; drawing the table with a vectorised simulator adds .0002 ms a call or
-less). ABC may choose the number of draws it accepts in hindsight, for each number of calls, on the errors shown; kernel methods choose
-nothing by them. They take the medians of the distances and eps = .01 / sqrt(n), delta = 1e-4; or the bandwidth of the data and the
-regularizer lambda of the least leave-one-out error of the conditional embedding on the first 200 draws, whose time counts, with
-delta = lambda^2 for Bayes' rule.
+10 observations (processor time of one core, compiled before). ABC may choose the number of draws it accepts in hindsight, for each
+number of calls, on the errors shown; kernel methods choose nothing by them. They take the medians of the distances and
+eps = .01 / sqrt(n), delta = 1e-4; or the bandwidth of the data and the regularizer lambda of the least leave-one-out error of the
+conditional embedding on the first 200 draws, whose time counts, with delta = lambda^2 for Bayes' rule.
 """
 
 import pathlib
@@ -75,7 +74,7 @@ def by_leave_one_out(simulations: kbr.Simulations, h: jax.Array, c: jax.Array) -
 
 @partial(jax.jit, static_argnames=("method", "select", "rank"))
 def kernel_means(
-    theta: jax.Array, data: jax.Array, observed: jax.Array, method: str, select: bool, rank: int | None
+    theta: jax.Array, data: jax.Array, observed: jax.Array, method: Any, select: bool, rank: int | None
 ) -> jax.Array:
     simulations = kbr.Simulations(theta, data)
     h, c = (kbr.median_heuristic(points[:SELECTION]) for points in (theta, data))
@@ -169,7 +168,7 @@ def summary(runs: list[dict[tuple[str, int, int], tuple[float, float]]]) -> dict
     """For each method and number of calls the error and its standard error; for ABC at the best number of accepted draws."""
     found: dict[str, list[dict[str, float]]] = {name: [] for name in CURVES}
     for name, calls in sorted({(name, calls) for name, calls, _ in runs[0]}, key=lambda pair: pair[1]):
-        best: dict[str, float] = {}
+        best: dict[str, Any] = {}
         for key in [key for key in runs[0] if key[:2] == (name, calls)]:
             errors = np.array([one[key][0] for one in runs])
             if not best or errors.mean() < best["error"]:
@@ -224,7 +223,8 @@ def draw(results: dict[str, Any], path: pathlib.Path) -> None:
             axis.spines[["top", "right"]].set_visible(False)
             axis.set_xlabel("calls of the simulator" if cost is None else f"seconds, {cost} microseconds a call")
         row[0].set_ylabel(f"mean squared error, d = {d}")
-    axes[0, 0].legend(frameon=False, fontsize=7)
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     figure.savefig(path, dpi=80)
     plt.close(figure)
 

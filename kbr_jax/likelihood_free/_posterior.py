@@ -71,7 +71,7 @@ def fit_posterior(
     By `method`, with $K$ the Gram matrix of the data, $k = k(Y, y)$, and w the prior's weights on the simulations:
 
     - "conditional": $\beta = (K + n \lambda I)^{-1} k$ (F11 eq 10), the conditional embedding: the posterior for the prior that the
-      parameters were drawn from. The simplest, and where that prior is meant the most accurate.
+      parameters were drawn from. The simplest, with one regularizer.
     - "bayes": kernel Bayes' rule (b), $\beta = D K ((D K)^2 + \delta I)^{-1} D k$ with $D = \operatorname{diag}(w)$ (F11 eq 14), for
       any `prior`.
     - "importance": $\beta = \sqrt{D_+} (\sqrt{D_+} K \sqrt{D_+} + \delta I)^{-1} \sqrt{D_+} k$, for any `prior`, with clipped weights.
