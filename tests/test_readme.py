@@ -36,6 +36,9 @@ def test_filter_example():
     exec(BLOCKS[1], names)
     assert names["estimates"].shape == (5, 2) and names["batch"].shape == (3, 5, 150)
     assert bool(jnp.all(jnp.isfinite(names["batch"])))
+    names |= {"controls": jax.random.normal(keys[0], (150, 1)), "new_controls": jax.random.normal(keys[1], (5, 1))}
+    exec(BLOCKS[5], names)
+    assert names["smoothed"].shape == (5, 150) and bool(jnp.all(jnp.isfinite(names["smoothed"])))
 
 
 def test_learning_example(tmp_path, monkeypatch):
@@ -90,3 +93,12 @@ def test_dynamics_example():
     exec(BLOCKS[4], names)
     assert names["points"].shape == (200, 2)
     assert bool(jnp.all(kbr.classify(names["svm"], jnp.asarray([[-2.0, 1.5], [6.0, 1.5]])) == jnp.asarray([0, 1])))
+
+
+def test_likelihood_free_example(capsys):
+    import kbr_jax as kbr
+
+    names = {"jax": jax, "jnp": jnp, "kbr": kbr}
+    exec(BLOCKS[6], names)
+    assert capsys.readouterr().out and names["samples"].shape == (50, 2)
+    assert abs(float(kbr.mean(names["posterior"])[0]) - 0.95) < 0.3
