@@ -91,7 +91,7 @@ print(f"share of time that the counter is busy, expected {busy:.2f}, true {float
 # ## Another prior, the same simulations
 #
 # Now a counter at the door says that about 0.2 customers arrive in a minute. Kernel Bayes' rule takes that prior as a sample, and the
-# simulations as they are. The estimate goes most of the way from the first posterior to the reference for this prior, computed below.
+# simulations as they are. The estimate goes part of the way from the first posterior to the reference for this prior, computed below.
 
 # %%
 keys = jax.random.split(jax.random.key(3))
