@@ -15,6 +15,7 @@ MODULES = [
     "rotation_dynamics",
     "smoothing",
     "controls",
+    "kernel_kalman",
     "gradient_cost",
     "rotation_tuning",
     "windows",

@@ -117,11 +117,11 @@ def selected(train, test, controlled):
 
 def repetition(size, seed):
     rng = np.random.default_rng([seed, size])
-    train, (truth, *test) = simulate(size, rng), simulate(TEST, rng)
-    ignored, used = (selected(train, tuple(test), controlled) for controlled in (False, True))
+    train, (truth, observations, turns) = simulate(size, rng), simulate(TEST, rng)
+    ignored, used = (selected(train, (observations, turns), controlled) for controlled in (False, True))
     methods = {
-        "optimal (particle filter, true model, inputs known)": particle_filter(*test, rng),
-        "raw observation": test[0],
+        "optimal (particle filter, true model, inputs known)": particle_filter(observations, turns, rng),
+        "raw observation": observations,
         "inputs ignored, filter": ignored[0],
         "inputs ignored, smoother": ignored[1],
         "inputs used, filter": used[0],
