@@ -78,11 +78,11 @@ class AbstractFeatures(eqx.Module):
     ) -> Float[Array, "b n"]:
         r"""$g = (K D + \delta I)^{-1} k$ with D = diag(weights) >= 0, for each code: `importance_posterior` is $D g$."""
 
+    @abc.abstractmethod
     def importance_posterior(
         self, weights: Float[Array, " n"], codes: Float[Array, "b r"], regularizer: Float[Array, ""]
     ) -> Float[Array, "b n"]:
         r"""$\sqrt{D} (\sqrt{D} K \sqrt{D} + \delta I)^{-1} \sqrt{D} k = (D K + \delta I)^{-1} D k$ for weights >= 0."""
-        return weights * self.importance_values(weights, codes, regularizer)
 
     @property
     def size(self) -> int:
@@ -161,6 +161,12 @@ class AbstractGramFeatures(AbstractFeatures):
         matrix = self.codes * weights + regularizer * jnp.eye(self.size, dtype=codes.dtype)
         return jnp.linalg.solve(matrix, codes.T).T
 
+    def importance_posterior(
+        self, weights: Float[Array, " n"], codes: Float[Array, "b r"], regularizer: Float[Array, ""]
+    ) -> Float[Array, "b n"]:
+        matrix = weights[:, None] * self.codes + regularizer * jnp.eye(self.size, dtype=codes.dtype)
+        return jnp.linalg.solve(matrix, (weights * codes).T).T
+
 
 class ExactFeatures(AbstractGramFeatures):
     """The exact Gram matrix, stored and factored. Memory O(n^2)."""
@@ -221,6 +227,11 @@ class AbstractFeatureMap(AbstractFeatures):
         self, weights: Float[Array, " n"], codes: Float[Array, "b r"], regularizer: Float[Array, ""]
     ) -> Float[Array, "b n"]:
         return self.expand(psd_solve(self._weighted(weights), codes.T, regularizer).T)
+
+    def importance_posterior(
+        self, weights: Float[Array, " n"], codes: Float[Array, "b r"], regularizer: Float[Array, ""]
+    ) -> Float[Array, "b n"]:
+        return weights * self.importance_values(weights, codes, regularizer)
 
     def _weighted(self, weights: Float[Array, " n"]) -> Float[Array, "r r"]:
         return matmul((weights[:, None] * self.codes).T, self.codes)
