@@ -16,8 +16,8 @@ from ..features import FeatureChoice, fit_features
 from ..kernels import AbstractKernel
 from ._results import TestResult, from_null, simulate
 
-#: Of the rows of a Gram matrix, of which only the upper triangle is permuted.
-_BLOCKS = 4
+#: Of the columns of a Gram matrix, of which only the lower triangle is permuted.
+_BLOCKS = 8
 
 
 def independence_test(
@@ -66,15 +66,17 @@ def _exact(kernels: tuple[AbstractKernel, AbstractKernel], x: Points, y: Points,
     l = kernels[1].gram(y, y).astype(k.dtype)  # noqa: E741 (the papers' letter); centring one of the two is enough
     n = size(x)
     step = -(-n // _BLOCKS)
-    k = 2 * jnp.triu(k) - jnp.diag(jnp.diagonal(k))
+    k = 2 * jnp.tril(k) - jnp.diag(jnp.diagonal(k))
+    blocks = [(i, k[i:, i : i + step]) for i in range(0, n, step)]
 
     def statistic(order):
-        """Both matrices are symmetric: in blocks of rows, from their first diagonal entry on."""
-        rows, total = jnp.take(l, order, axis=0, mode="clip"), jnp.zeros((), k.dtype)
-        for i in range(0, n, step):
-            permuted = jnp.take(rows[i : i + step], order[i:], axis=1, mode="clip")
-            total += jnp.sum(k[i : i + step, i:] * permuted)
-        return total / n**2
+        """Both matrices are symmetric: in blocks of columns, from their first diagonal entry down. Rows are gathered, never columns."""
+        order = order.astype(jnp.int32)
+        columns = jnp.take(l, order, axis=0, mode="clip").T
+        parts = [
+            jnp.sum(block * jnp.take(columns[:, i : i + step], order[i:], axis=0, mode="clip")) for i, block in blocks
+        ]
+        return sum(parts, jnp.zeros((), k.dtype)) / n**2
 
     return statistic(jnp.arange(n)), simulate(
         key, draws, lambda one: jax.random.permutation(one, n), _one_by_one(statistic)

@@ -10,7 +10,7 @@ from jax import lax
 from .._typing import Array, Float, PRNGKeyArray
 
 #: Draws of the null distribution that are computed side by side.
-_BATCH = 256
+_BATCH = 64
 
 
 class TestResult(eqx.Module):
