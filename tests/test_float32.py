@@ -212,7 +212,7 @@ def test_landmarks():
 @pytest.mark.parametrize("key", [None, 0])
 def test_landmarks_in_blocks(key):
     """2000 points whose Gram matrix has far fewer numerical ranks than asked for."""
-    x64 = RNG.normal(size=(2000, 2))
+    x64 = np.random.default_rng(0).normal(size=(2000, 2))
     key = None if key is None else jax.random.key(key)
     result = single(
         kbr.incomplete_cholesky(kbr.Gaussian(2.0), jnp.asarray(x64, jnp.float32), rank=200, key=key, block=32)
