@@ -7,7 +7,6 @@ one stretch of 100 training frames, drawn by key, and fits to the rest. Landmark
 jump. The best of the parameters is chosen on all stretches. Both sets of parameters then filter the test half, at three noise seeds.
 """
 
-import json
 import sys
 import time
 from typing import Any
@@ -106,8 +105,7 @@ def test_error(name: str, parameters: dict[str, Any], seed: int) -> float:
 
 
 def main() -> None:
-    path = reporting.RESULTS / "camera_tuning.json"
-    results = json.loads(path.read_text())["results"] if path.exists() else {}
+    results = reporting.previous("camera_tuning")
     for name in sys.argv[1:] or SETS:
         selected = camera_selection.selected(name, VARIANCE)[CLIPPED]
         start = time.perf_counter()

@@ -9,7 +9,7 @@ a ratio to that of a particle filter which knows the model and the inputs, for `
 second only) by halving the training sample, with filtering errors.
 """
 
-import itertools
+import functools
 import sys
 
 import equinox as eqx
@@ -21,14 +21,14 @@ from tqdm import tqdm
 import kbr_jax as kbr
 
 from . import reporting
-from .rotation_dynamics import BURN_IN, EPSILON, STATE_SCALE, TEST, TRANSITION_EPSILON, squared_errors
-from .rotation_references import NOISE
+from .rotation_dynamics import BURN_IN, TEST, TRANSITION_EPSILON, squared_errors
+from .rotation_references import NOISE, bootstrap
+from .smoothing import CANDIDATES, fit
 
 COMMAND = "python -m benchmarks.controls"
 REPETITIONS, SIZES, LOW, HIGH = 6, (200, 400), -0.2, 0.8
-RANK, PAIR_RANK, TRUNCATION, SMOOTHER_REGULARIZER = 60, 120, 0.03, 0.6
-FILTERS = np.asarray(list(itertools.product((0.9, 1.5, 2.5), (0.004, 0.012))))
-CONTROLLED = np.asarray([(*row, width) for row in FILTERS for width in (0.5, 1.0)])
+PAIR_RANK, SMOOTHER_REGULARIZER = 120, 0.6
+CONTROLLED = np.asarray([(*row, width) for row in CANDIDATES for width in (0.5, 1.0)])
 
 
 def turned(states, turns):
@@ -48,41 +48,15 @@ def simulate(steps, rng, warm_up=20):
 
 def particle_filter(observations, turns, rng, particles=2000):
     angles = rng.uniform(0, 2 * np.pi, particles)
-    x = np.stack([np.cos(angles), np.sin(angles)], axis=-1) + NOISE * rng.normal(size=(particles, 2))
-    estimates = []
-    for observation, turn in zip(observations, turns[:, 0], strict=True):
-        log_weights = -np.sum((x - observation) ** 2, axis=1) / (2 * NOISE**2)
-        weights = np.exp(log_weights - log_weights.max())
-        weights /= weights.sum()
-        estimates.append(weights @ x)
-        positions = (rng.random() + np.arange(particles)) / particles
-        x = x[np.minimum(np.searchsorted(np.cumsum(weights), positions), particles - 1)]
-        x = turned(x, turn) + NOISE * rng.normal(size=x.shape)
-    return np.stack(estimates)
-
-
-def fit(states, observations, parameters, stretch):
-    scale, d = parameters[:2]
-    return kbr.KernelBayesFilter.fit(
-        kbr.Gaussian(STATE_SCALE * kbr.median_heuristic(states)),
-        kbr.Gaussian(scale * kbr.median_heuristic(observations)),
-        states,
-        observations,
-        regularizer=EPSILON * stretch,
-        transition_regularizer=TRANSITION_EPSILON * stretch,
-        posterior_regularizer=d / scale**2,
-        landmarks_states=RANK,
-        landmarks_observations=40,
-        form="importance",
-        transition="two-inverse",
-        truncation=TRUNCATION,
-    )
+    x = np.stack([np.cos(angles), np.sin(angles)], axis=-1)
+    moves = [functools.partial(turned, turns=turn) for turn in (0.0, *turns[:-1, 0])]
+    return np.stack([weights @ x for x, weights in bootstrap(moves, x, observations, rng)])
 
 
 def estimates(train, test, parameters, stretch, controlled, smoothed):
     """Filtered means `[T, 2]`, and smoothed ones if asked."""
     states, observations, turns = train
-    filt, inputs = fit(states, observations, parameters, stretch), None
+    filt, inputs = fit(states, observations, parameters[:2], stretch), None
     if controlled:
         kernel, inputs = kbr.Gaussian(parameters[2]), test[1]
         ridge = TRANSITION_EPSILON * stretch
@@ -97,7 +71,7 @@ def estimates(train, test, parameters, stretch, controlled, smoothed):
 @eqx.filter_jit
 def validated(train, test, controlled):
     """Filtered means of every candidate, fitted to half of the training sample."""
-    candidates = jnp.asarray(CONTROLLED if controlled else FILTERS)
+    candidates = jnp.asarray(CONTROLLED if controlled else CANDIDATES)
     return jax.lax.map(lambda parameters: estimates(train, test, parameters, 2.0, controlled, False), candidates)
 
 
@@ -111,7 +85,7 @@ def selected(train, test, controlled):
     half = len(train[0]) // 2
     parts = [tuple(part[s] for part in train) for s in (slice(0, half), slice(half, 2 * half))]
     errors = [squared_errors(validated(a, b[1:], controlled), b[0], BURN_IN // 2) for a, b in (parts, reversed(parts))]
-    best = (CONTROLLED if controlled else FILTERS)[np.argmin(errors[0] + errors[1])]
+    best = (CONTROLLED if controlled else CANDIDATES)[np.argmin(errors[0] + errors[1])]
     return final(train, test, best, controlled)
 
 

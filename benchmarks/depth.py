@@ -14,7 +14,6 @@ import os
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # its threads wait for each other on busy machines
 
 import functools
-import json
 import resource
 import sys
 import time
@@ -298,8 +297,7 @@ def draw(problem: Problem, pictures: dict, result: dict) -> None:
 
 def main() -> None:
     chosen = [name for name, word in zip(SIZES, ("small", "large"), strict=True) if word in sys.argv[1:]] or list(SIZES)
-    path = reporting.RESULTS / "depth.json"
-    results: dict = json.loads(path.read_text())["results"] if path.exists() else {}
+    results: dict = reporting.previous("depth")
     for name in chosen:
         problem = Problem(name)
         known = results.get(name, {}) if "again" in sys.argv[1:] else {}

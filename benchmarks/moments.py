@@ -7,7 +7,6 @@ r"""The moment form of the filter: steps that do not see the training size, batc
 3. Fitting 10^6 pairs with 200 landmarks: rate as a share of the machine's own matrix-product rate, and peak memory.
 """
 
-import json
 import pathlib
 import re
 import subprocess
@@ -154,8 +153,7 @@ PARTS = {
 def main() -> None:
     """All parts, or those whose numbers are given; the others keep their last results."""
     jax.config.update("jax_enable_x64", True)
-    path = reporting.RESULTS / "moments.json"
-    results = json.loads(path.read_text())["results"] if path.exists() else {}
+    results = reporting.previous("moments")
     wanted = [list(PARTS)[int(number)] for number in sys.argv[1:]] or list(PARTS)
     for name in wanted:
         results[name] = PARTS[name]()

@@ -34,6 +34,12 @@ def save(name: str, command: str, results: Any) -> pathlib.Path:
     return path
 
 
+def previous(name: str) -> Any:
+    """What `save` wrote last under this name, {} if nothing."""
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text())["results"] if path.exists() else {}
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """A Markdown table, aligned, that also reads well in a terminal."""
     cells = [list(map(str, header)), *[list(map(str, row)) for row in rows]]

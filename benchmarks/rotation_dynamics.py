@@ -15,7 +15,6 @@ exp(-T (V / min V - 1) / 3).
 """
 
 import itertools
-import json
 import sys
 
 import equinox as eqx
@@ -187,21 +186,30 @@ def summarise(rows):
     return summary
 
 
-def main() -> None:
-    jax.config.update("jax_enable_x64", True)
-    sizes = [int(size) for size in sys.argv[2:]] or list(REPETITIONS)
-    count = {size: int(sys.argv[1]) if len(sys.argv) > 1 else REPETITIONS[size] for size in sizes}
-    path = reporting.RESULTS / "rotation_dynamics.json"
-    old = json.loads(path.read_text())["results"] if path.exists() else {}
-    results = {f"({system}) T = {size}": {} for system in SYSTEMS for size in REPETITIONS} | old
+def run_cells(name, command, defaults, repetition, summarise):
+    """Repeat each cell of a benchmark as its command line `[repetitions [T ...]]` asks, and save its summary.
+
+    `defaults` are the repetitions of each T. Cells that are not run keep their last results.
+    """
+    sizes = [int(size) for size in sys.argv[2:]] or list(defaults)
+    count = {size: int(sys.argv[1]) if len(sys.argv) > 1 else defaults[size] for size in sizes}
+    results = {f"({system}) T = {size}": {} for system in SYSTEMS for size in defaults} | reporting.previous(name)
     with tqdm(total=len(SYSTEMS) * sum(count.values()), unit="run") as bar:
-        for system, size in itertools.product(SYSTEMS, sizes):
+        for size, system in itertools.product(sizes, SYSTEMS):
             rows = []
             for seed in range(count[size]):
                 rows.append(repetition(system, size, seed))
                 bar.update()
-            results[f"({system}) T = {size}"] = {"repetitions": count[size], "methods": summarise(rows)}
-    results = {cell: values for cell, values in results.items() if values}
+            results[f"({system}) T = {size}"] = {"repetitions": count[size], **summarise(rows)}
+            reporting.save(name, command, {cell: values for cell, values in results.items() if values})
+    return {cell: values for cell, values in results.items() if values}
+
+
+def main() -> None:
+    jax.config.update("jax_enable_x64", True)
+    results = run_cells(
+        "rotation_dynamics", COMMAND, REPETITIONS, repetition, lambda rows: {"methods": summarise(rows)}
+    )
     methods = [values["methods"] for values in results.values()]
     rows = [
         [name, *(f"{cell[name]['ratio']:.3f} ± {cell[name]['ratio_se']:.3f}" for cell in methods)]
@@ -216,7 +224,6 @@ def main() -> None:
             for cell, m in zip(results, methods, strict=True)
         )
     )
-    print(reporting.save("rotation_dynamics", COMMAND, results))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def simulate(system, steps, rng, warm_up=50):
 
 def particle_filter(system, observations, rng, particles=2000):
     """Bootstrap particle filter with systematic resampling: the optimal filter up to Monte-Carlo error."""
-    return np.stack([weights @ x for x, weights in _bootstrap(system, observations, rng, particles)])
+    return np.stack([weights @ x for x, weights in _clouds(system, observations, rng, particles)])
 
 
 def particle_smoother(system, observations, rng, lags, particles=700):
@@ -38,7 +38,7 @@ def particle_smoother(system, observations, rng, lags, particles=700):
     Each particle is reweighted by the mean over where it may go (Doucet, Godsill and Andrieu 2000), so no path is sampled:
     the optimal smoother up to Monte-Carlo error. One row of weights for each number of later observations.
     """
-    cloud = [(x.astype(np.float32), weights) for x, weights in _bootstrap(system, observations, rng, particles)]
+    cloud = [(x.astype(np.float32), weights) for x, weights in _clouds(system, observations, rng, particles)]
     longest = max(lag or 0 for lag in lags)
     rows = np.tile(cloud[-1][1], (longest + 2, 1))  # the last row: all observations
     estimates = [rows @ cloud[-1][0]]
@@ -54,11 +54,16 @@ def particle_smoother(system, observations, rng, lags, particles=700):
     return {lag: estimates[:, -1 if lag is None else lag] for lag in lags}
 
 
-def _bootstrap(system, observations, rng, particles):
-    """Particles and weights after each observation."""
+def _clouds(system, observations, rng, particles):
     x = simulate_cloud(system, particles, rng)
-    for observation in observations:
-        x = transition(x, system) + NOISE * rng.normal(size=x.shape)
+    return bootstrap([lambda x: transition(x, system)] * len(observations), x, observations, rng)
+
+
+def bootstrap(moves, x, observations, rng):
+    """Particles and weights after each observation; `moves` gives the noiseless motion before it, from the cloud x `[n, 2]` on."""
+    particles = len(x)
+    for move, observation in zip(moves, observations, strict=True):
+        x = move(x) + NOISE * rng.normal(size=x.shape)
         log_weights = -np.sum((x - observation) ** 2, axis=1) / (2 * NOISE**2)
         weights = np.exp(log_weights - log_weights.max())
         weights /= weights.sum()

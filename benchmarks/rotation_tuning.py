@@ -13,7 +13,6 @@ data sets of one size. Errors are on a test sequence, as ratios to the optimal f
 """
 
 import itertools
-import json
 import sys
 import time
 from typing import Any
@@ -210,8 +209,7 @@ def main() -> None:
     numbers = [int(argument) for argument in sys.argv[1:]]
     repetitions, grids = (numbers + [REPETITIONS, GRIDS][len(numbers) :])[:2]
     sizes = numbers[2:] or SIZES
-    path = reporting.RESULTS / "rotation_tuning.json"
-    results = json.loads(path.read_text())["results"] if path.exists() else {}
+    results = reporting.previous("rotation_tuning")
     with tqdm(total=len(SYSTEMS) * len(sizes) * repetitions, unit="run") as bar:
         for size, system in itertools.product(sizes, SYSTEMS):
             results[f"({system}) T = {size}"] = found = cell(system, size, repetitions, grids, bar)

@@ -19,22 +19,18 @@ ones in `benchmarks.rotation_references` is reported too.
 
 import functools
 import itertools
-import json
-import sys
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tqdm import tqdm
 
 import kbr_jax as kbr
 
 from . import reporting
-from .rotation_dynamics import BURN_IN, EPSILON, STATE_SCALE, TEST, TRANSITION_EPSILON, squared_errors
+from .rotation_dynamics import BURN_IN, EPSILON, STATE_SCALE, TEST, TRANSITION_EPSILON, run_cells, squared_errors
 from .rotation_peers import kalman_estimates
 from .rotation_references import (
-    SYSTEMS,
     extended_kalman,
     particle_filter,
     particle_smoother,
@@ -170,7 +166,6 @@ def summarise(rows):
             "to its filter": paired(errors, columns[f"{method}, filter"]),
         }
     return {
-        "repetitions": len(rows),
         "methods": methods,
         "dynamax against benchmarks.rotation_references, largest difference": {
             kind: max(peers[kind] for _, peers, _ in rows) for kind in ("EKF", "UKF")
@@ -189,20 +184,7 @@ def show(results):
 
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
-    sizes = [int(size) for size in sys.argv[2:]] or list(REPETITIONS)
-    count = {size: int(sys.argv[1]) if len(sys.argv) > 1 else REPETITIONS[size] for size in sizes}
-    path = reporting.RESULTS / "smoothing.json"
-    old = json.loads(path.read_text())["results"] if path.exists() else {}
-    results = {f"({system}) T = {size}": {} for system in SYSTEMS for size in REPETITIONS} | old
-    with tqdm(total=len(SYSTEMS) * sum(count.values()), unit="run") as bar:
-        for size, system in itertools.product(sizes, SYSTEMS):
-            rows = []
-            for seed in range(count[size]):
-                rows.append(repetition(system, size, seed))
-                bar.update()
-            results[f"({system}) T = {size}"] = summarise(rows)
-            reporting.save("smoothing", COMMAND, {cell: values for cell, values in results.items() if values})
-    show({cell: values for cell, values in results.items() if values})
+    show(run_cells("smoothing", COMMAND, REPETITIONS, repetition, summarise))
 
 
 if __name__ == "__main__":

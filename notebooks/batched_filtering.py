@@ -123,14 +123,8 @@ print(f"a sequence of {LONGEST} steps: {1e3 * one:.0f} ms alone, {1e3 * together
 errors = np.sum((estimates - states[test]) ** 2, axis=-1)
 guess = np.sum((states[test] - np.nanmean(states[train], axis=(0, 1))) ** 2, axis=-1)
 inside = real[test] & ~observed & (np.arange(LONGEST) >= gaps[:, None]) & (np.arange(LONGEST) < gaps[:, None] + 20)
-for name, mask in (
-    ("observed", observed),
-    ("missing, now and then", real[test] & ~observed & ~inside),
-    ("in the gaps", inside),
-):
-    print(
-        f"{name:22} root mean squared error {np.sqrt(errors[mask].mean()):.2f}, of a guess {np.sqrt(guess[mask].mean()):.2f}"
-    )
+for name, mask in (("observed", observed), ("missing, now and then", real[test] & ~observed & ~inside), ("in the gaps", inside)):
+    print(f"{name:22} root mean squared error {np.sqrt(errors[mask].mean()):.2f}, of a guess {np.sqrt(guess[mask].mean()):.2f}")
 
 # %% [markdown]
 # ## Four of the sequences
@@ -148,9 +142,7 @@ for number, axis in enumerate(axes.flat):
         marginal, angles, truth=states[test][number, :length, 0], estimate=estimates[number, :length, 0], axis=axis
     )
     ticks = np.flatnonzero(observed[number])
-    axis.plot(
-        ticks, np.full(ticks.shape, 0.03), "|", color="black", ms=5, mew=0.7, transform=axis.get_xaxis_transform()
-    )
+    axis.plot(ticks, np.full(ticks.shape, 0.03), "|", color="black", ms=5, mew=0.7, transform=axis.get_xaxis_transform())
     axis.set(xlim=(-0.5, LONGEST), yticks=[-np.pi / 2, 0, np.pi / 2], yticklabels=["-90°", "0°", "90°"])
     axis.set_title(f"{length} steps", loc="left", fontsize=10)
     if number != 1:

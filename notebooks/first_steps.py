@@ -43,9 +43,7 @@ print(f"distance of two bumps and one: {kbr.mmd(p, q):.3f};  of two samples of o
 
 figure, axes = plt.subplots(1, 2, figsize=(10, 3.2), layout="constrained")
 line = jnp.linspace(-3, 3, 200)
-plotting.plot_embedding(p, line, axis=axes[0]).set_title(
-    "an embedding, and the sample it stands on", loc="left", fontsize=10
-)
+plotting.plot_embedding(p, line, axis=axes[0]).set_title("an embedding, and the sample it stands on", loc="left", fontsize=10)
 plotting.plot_witness(p, q, line, axis=axes[1]).set_title("two bumps (p) against one (q)", loc="left", fontsize=10)
 plt.show()
 

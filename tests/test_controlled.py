@@ -34,21 +34,20 @@ INPUTS = RNG.normal(size=(STEPS, 1))
 GAPS = np.where(MASK[:, None], TEST, np.nan)
 
 
-def fit(landmarks=None, form="b"):
+def fit(landmarks=None, form="b", bandwidth=H_U, regularizer=RIDGE, **options):
     base = kbr.KernelBayesFilter.fit(
         kbr.Gaussian(H_S),
         kbr.Gaussian(H_O),
         jnp.asarray(STATES),
         jnp.asarray(OBSERVED),
         regularizer=EPSILON,
-        posterior_regularizer=DELTA,
         landmarks_states=landmarks,
         landmarks_observations=landmarks,
         form=form,
-        truncation=0.1,
+        **{"posterior_regularizer": DELTA, "truncation": 0.1, **options},
     )
     return kbr.ControlledFilter.fit(
-        base, kbr.Gaussian(H_U), jnp.asarray(CONTROLS), regularizer=RIDGE, landmarks=landmarks
+        base, kbr.Gaussian(bandwidth), jnp.asarray(CONTROLS), regularizer=regularizer, landmarks=landmarks
     )
 
 
@@ -197,17 +196,7 @@ def test_gradients_and_batches():
 
     def error(logs, sequence):
         bandwidth, epsilon, delta = jnp.exp(logs)
-        base = kbr.KernelBayesFilter.fit(
-            kbr.Gaussian(H_S),
-            kbr.Gaussian(H_O),
-            jnp.asarray(STATES),
-            jnp.asarray(OBSERVED),
-            regularizer=EPSILON,
-            posterior_regularizer=0.05,
-            form="importance",
-            truncation=0.0,
-        )
-        filt = kbr.ControlledFilter.fit(base, kbr.Gaussian(bandwidth), jnp.asarray(CONTROLS), regularizer=epsilon)
+        filt = fit(None, "importance", bandwidth, epsilon, posterior_regularizer=0.05, truncation=0.0)
         inputs = jnp.asarray(INPUTS)
         weights = kbr.filter(filt, sequence, controls=inputs).weights
         smoothed = kbr.mean(filt.belief(kbr.smooth(filt, weights, controls=inputs, regularizer=delta)))
