@@ -8,6 +8,7 @@ MODULES = [
     "gram_speed",
     "conjugate_gradient",
     "landmark_selection",
+    "transition_operators",
     "moments",
     "moments_camera",
     "rank",

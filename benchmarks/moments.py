@@ -3,19 +3,26 @@ r"""The moment form of the filter: steps that do not see the training size, batc
     python -m benchmarks.moments [0 1 2: only these parts]
 
 1. Time of a step at n = 10^3 to 10^6 training triples of the rotation dynamics (b), with 100 landmarks of both variables.
-2. Against the dense NumPy/SciPy filter at n = 1000 (as in `filter_speed`): one sequence, batches of 64 and 256.
+2. Against the dense NumPy/SciPy filter at n = 1000 (as in `filter_speed`): one sequence, batches of 64 and 256, and the batch of
+   256 divided over two devices. Ours run in a process with the settings of SCALING.md for a CPU: one thread for each small solve,
+   and each core a device. The peer keeps all its threads.
 3. Fitting 10^6 pairs with 200 landmarks: rate as a share of the machine's own matrix-product rate, and peak memory.
 """
 
+import itertools
+import json
+import os
 import pathlib
 import re
 import subprocess
 import sys
 import time
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 import kbr_jax as kbr
 
@@ -25,11 +32,17 @@ from .rotation_references import simulate
 
 COMMAND = "python -m benchmarks.moments"
 SIZES, RANK, STEPS, BATCHES, SEQUENCES = (1_000, 10_000, 100_000, 1_000_000), 100, 200, (64, 256), 4
-FEW = 40  # steps at which a batch is timed
+FEW = 20  # steps at which a batch is timed
+LABELS = {"b": "rule (b)", "importance": "importance-weighted"}
+CPU = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "PJRT_NPROC": "16",
+    "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+}
 FIT_PAIRS, FIT_RANK, DIMENSION = 1_000_000, 200, 5
 
 
-def fit(states, observations, cells: bool):
+def fit(states, observations, cells: bool, form="b"):
     """A filter by streaming chunks of the sequence; landmarks and cells from its first 1000 steps."""
     ks, ko = kbr.Gaussian(STATE_BANDWIDTH), kbr.Gaussian(OBSERVATION_BANDWIDTH)
     landmarks = kbr.greedy_landmarks(ks, states[:1000], rank=RANK)
@@ -45,7 +58,7 @@ def fit(states, observations, cells: bool):
     n, size = len(states) - 1, 10_000
     parts = (slice(start, min(start + size, n)) for start in range(0, n, size))
     moments = kbr.collect_chunks(maps, ((states[p], observations[p], states[1:][p]) for p in parts))
-    return kbr.MomentFilter.from_moments(moments, regularizer=EPSILON, posterior_regularizer=DELTA)
+    return kbr.MomentFilter.from_moments(moments, regularizer=EPSILON, posterior_regularizer=DELTA, form=form)
 
 
 run = jax.jit(lambda f, o: f.expectation(kbr.filter(f, o)))
@@ -68,31 +81,50 @@ def step_against_size() -> dict[str, dict[str, float]]:
 def against_scipy() -> dict[str, dict[str, float]]:
     """The dense peer and ours at n = 1000: milliseconds per step and sequence, and mean squared errors."""
     states, observations = simulate("b", 1001, np.random.default_rng(0))
-    tests = [simulate("b", STEPS, np.random.default_rng(1 + b)) for b in range(max(BATCHES))]
-    truth, seen = (np.stack([t[i] for t in tests]) for i in (0, 1))
-    few, scale = 5, STEPS
+    truth, seen = test_sequences()
+    few = 5
     peer = reporting.milliseconds(lambda: filter_speed.scipy_filter(states, observations, seen[0, :few]), 3) / few
     dense = filter_speed.fit(states, observations, None)
     decode = jax.jit(lambda f, o: kbr.mean(f.belief(kbr.filter(f, o).weights)))
+    reference = squared_error([decode(dense, o) for o in seen[:SEQUENCES]], truth)
+    rows = {"scipy, dense": {"ms": peer, "mean squared error": reference}} | alone("ours", CPU)
+    return {name: row | {"times faster": peer / row["ms"]} for name, row in rows.items()}
 
-    def error(estimates):
-        return float(np.mean(np.sum((np.asarray(estimates) - truth[:SEQUENCES]) ** 2, -1)))
 
-    reference = error([decode(dense, o) for o in seen[:SEQUENCES]])
-    results = {"scipy, dense": {"ms": peer, "times faster": 1.0, "mean squared error": reference}}
-    for name, dtype in (("float64", np.float64), ("float32", np.float32)):
-        for kind in ("cells", "plain"):
-            filt = fit(states.astype(dtype), observations.astype(dtype), kind == "cells")
-            o = jnp.asarray(seen, dtype)
-            mse = error(batched(filt, o[:SEQUENCES]))
-            times = {"one": reporting.milliseconds(lambda f=filt, o=o: run(f, o[0])) / scale}
-            for batch in BATCHES:
-                parts = o[:batch, :FEW]
-                ms = reporting.milliseconds(lambda f=filt, o=parts: batched(f, o), 3)
-                times[f"batch of {batch}"] = ms / FEW / batch
-            for size, value in times.items():
-                row = {"ms": value, "times faster": peer / value, "mean squared error": mse}
-                results[f"moments, {kind}, {name}, {size}"] = row
+def test_sequences() -> tuple[np.ndarray, np.ndarray]:
+    """States and observations of as many sequences as the largest batch has."""
+    tests = [simulate("b", STEPS, np.random.default_rng(1 + b)) for b in range(max(BATCHES))]
+    return np.stack([t[0] for t in tests]), np.stack([t[1] for t in tests])
+
+
+def squared_error(estimates, truth) -> float:
+    return float(np.mean(np.sum((np.asarray(estimates) - truth[:SEQUENCES]) ** 2, -1)))
+
+
+def ours() -> dict[str, dict[str, float]]:
+    """Milliseconds per step and sequence of every kind of filter and size of batch, timed in turn, and mean squared errors."""
+    states, observations = simulate("b", 1001, np.random.default_rng(0))
+    truth, seen = test_sequences()
+    mesh, rows = jax.make_mesh((2,), ("data",)), PartitionSpec("data")
+    divided = jax.jit(
+        jax.shard_map(batched, mesh=mesh, in_specs=(PartitionSpec(), rows), out_specs=rows, check_vma=False)
+    )
+    results = {}
+    for name, kind, form in itertools.product(("float64", "float32"), ("cells", "plain"), ("b", "importance")):
+        if (kind, form) == ("plain", "importance"):
+            continue
+        filt = fit(states.astype(name), observations.astype(name), kind == "cells", form)
+        o = jnp.asarray(seen, name)
+        mse = squared_error(batched(filt, o[:SEQUENCES]), truth)
+        calls = {"one": (lambda f=filt, o=o: run(f, o[0]), STEPS)}
+        for batch in BATCHES:
+            calls[f"batch of {batch}"] = (lambda f=filt, o=o[:batch, :FEW]: batched(f, o), FEW * batch)
+        parts = jax.device_put((filt, o[:, :FEW]), tuple(NamedSharding(mesh, spec) for spec in (PartitionSpec(), rows)))
+        calls[f"batch of {len(o)} on two devices"] = (lambda p=parts: divided(*p), FEW * len(o))
+        rounds = [{size: reporting.milliseconds(f, 1) / count for size, (f, count) in calls.items()} for _ in range(3)]
+        for size in calls:
+            row = {"ms": float(np.median([r[size] for r in rounds])), "mean squared error": mse}
+            results[f"moments, {kind}, {LABELS[form]}, {name}, {size}"] = row
     return results
 
 
@@ -102,8 +134,8 @@ def peak_megabytes() -> float:
     return int(re.search(r"VmHWM:\s+(\d+)", status).group(1)) / 1024  # pyright: ignore[reportOptionalMemberAccess]
 
 
-def fit_a_million() -> None:
-    """Runs alone in a process, so that the peak memory is its own; prints seconds, flops and megabytes."""
+def fit_a_million() -> dict[str, float]:
+    """Seconds, flops and megabytes; in a process of its own, so that the peak memory is its own."""
     key = jax.random.key(0)
     x, y, following = (
         np.asarray(jax.random.normal(k, (FIT_PAIRS, DIMENSION), jnp.float32)) for k in jax.random.split(key, 3)
@@ -124,29 +156,33 @@ def fit_a_million() -> None:
     del small
     a = jax.random.normal(key, (4096, 4096), jnp.float32)
     product = jax.jit(lambda a: jnp.matmul(a, a, precision="highest"))
-    rate = 2 * 4096**3 / (reporting.milliseconds(lambda: product(a)) / 1e3)
     peak = peak_megabytes()
-    print(seconds, flops, flops / seconds / rate, rate, peak, before)
+    rate = 2 * 4096**3 / (reporting.milliseconds(lambda: product(a)) / 1e3)
+    return {
+        "seconds": seconds,
+        "flops": flops,
+        "share of the matrix-product rate": flops / seconds / rate,
+        "matrix-product rate, FLOP/s": rate,
+        "peak memory, MB": peak,
+        "of which the data, MB": before,
+    }
 
 
-def alone(function: str) -> list[float]:
-    """The numbers that a function of this module prints in a process of its own."""
+def alone(function: str, environment: dict[str, str] | None = None) -> Any:
+    """What a function of this module returns in a process of its own."""
     code = (
-        f"import jax; jax.config.update('jax_enable_x64', True); from benchmarks import moments; moments.{function}()"
+        "import json, jax; jax.config.update('jax_enable_x64', True); from benchmarks import moments; "
+        f"print(json.dumps(moments.{function}()))"
     )
-    done = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True)
-    return [float(number) for number in done.stdout.split()]
-
-
-def million() -> dict[str, float]:
-    names = ("seconds", "flops", "share of the matrix-product rate", "matrix-product rate, FLOP/s")
-    return dict(zip((*names, "peak memory, MB", "of which the data, MB"), alone("fit_a_million"), strict=True))
+    environment = os.environ | (environment or {})
+    done = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True, env=environment)
+    return json.loads(done.stdout)
 
 
 PARTS = {
     "step against training size": step_against_size,
     "against scipy": against_scipy,
-    "fit of 10^6 pairs, rank 200": million,
+    "fit of 10^6 pairs, rank 200": lambda: alone("fit_a_million"),
 }
 
 

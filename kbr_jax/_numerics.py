@@ -156,7 +156,12 @@ class PSDFactor(AbstractFactor):
 
     matrix: Float[Array, "n n"]
     shift: Float[Array, ""]
-    cholesky: Float[Array, "n n"]
+    upper: Float[Array, "n n"]
+
+    @property
+    def cholesky(self) -> Float[Array, "n n"]:
+        """The lower Cholesky factor."""
+        return self.upper.T
 
     def solve(self, b: Float[Array, "n *k"]) -> Float[Array, "n *k"]:
         """`(matrix + shift I)^{-1} b` for a vector or a matrix of right-hand sides `[n, ...]`; O(n^2) a column.
@@ -164,15 +169,15 @@ class PSDFactor(AbstractFactor):
         One step of iterative refinement, with matrix and shift kept apart: for a shift of 1e-8 it wins back an order
         of magnitude that rounding in the factor had lost, and it removes the effect of the jitter.
         """
-        factor = lax.stop_gradient(self.cholesky)
+        factor = lax.stop_gradient(self.cholesky), True
 
         def product(x):
             return matmul(self.matrix, x) + self.shift * x
 
         def refined(_, rhs):
-            first = jax.scipy.linalg.cho_solve((factor, True), rhs)
+            first = jax.scipy.linalg.cho_solve(factor, rhs)
             residual = (rhs - matmul(lax.stop_gradient(self.matrix), first)) - lax.stop_gradient(self.shift) * first
-            return first + jax.scipy.linalg.cho_solve((factor, True), residual)
+            return first + jax.scipy.linalg.cho_solve(factor, residual)
 
         return lax.custom_linear_solve(product, b, refined, symmetric=True)
 
@@ -186,21 +191,26 @@ def psd_factor(matrix: Float[Array, "n n"], shift: Float[Array, ""] | float = 0.
     to about a part in 10^10 (float64) or 10^2 (float32) still gives NaN: that is an error of the caller.
     """
     shift = jnp.asarray(shift, matrix.dtype)
-    identity = jnp.eye(matrix.shape[-1], dtype=matrix.dtype)
-    target = lax.stop_gradient(matrix + shift * identity)
-    first = jitter(target)
+    fixed, ridge = lax.stop_gradient((matrix, shift))
+    first = jitter(fixed) + jnp.finfo(matrix.dtype).eps * matrix.shape[-1] * ridge
+
+    def attempt(number):
+        return number + 1, _upper(fixed, ridge + first * jnp.asarray(10.0, first.dtype) ** number)
 
     def failed(carry):
-        attempt, cholesky = carry
-        return (attempt == 0) | ((attempt < _CHOLESKY_ATTEMPTS) & ~jnp.all(jnp.isfinite(cholesky)))
+        number, upper = carry
+        # A factorisation that breaks down is NaN everywhere.
+        return (number < _CHOLESKY_ATTEMPTS) & ~jnp.all(jnp.isfinite(jnp.diagonal(upper)))
 
-    def factorise(carry):
-        attempt, _ = carry
-        extra = first * jnp.asarray(10.0, first.dtype) ** attempt
-        return attempt + 1, jnp.linalg.cholesky(target + extra * identity)
+    # The first attempt stands outside the loop, whose carry a batch would select from, matrix by matrix.
+    _, upper = lax.while_loop(failed, lambda carry: attempt(carry[0]), attempt(jnp.asarray(0)))
+    return PSDFactor(matrix, shift, upper)
 
-    _, cholesky = lax.while_loop(failed, factorise, (jnp.asarray(0), jnp.full_like(target, jnp.nan)))
-    return PSDFactor(matrix, shift, cholesky)
+
+def _upper(matrix: Float[Array, "n n"], shift: Float[Array, ""]) -> Float[Array, "n n"]:
+    """R with `R.T R = matrix + shift I`, of a symmetric matrix: the transposes are the layout of LAPACK, so nothing is copied."""
+    shifted = matrix + shift * jnp.eye(matrix.shape[-1], dtype=matrix.dtype)
+    return lax.linalg.cholesky(shifted.T, symmetrize_input=False).T
 
 
 def psd_solve(
@@ -240,16 +250,13 @@ def symmetric_resolvent(
         return resolvent(matrix, squared_shift, b)[0]
     fixed, shift = lax.stop_gradient(matrix), lax.stop_gradient(squared_shift)
     # No search for a jitter as in `psd_factor`: far below delta it changes nothing, and in a batch the search costs most.
-    identity = jnp.eye(matrix.shape[-1], dtype=matrix.dtype)
     squared = matmul(fixed, fixed)
-    # Symmetric already; transposed, it has the layout that LAPACK wants, and nothing is copied.
-    target = jnp.swapaxes(squared + (shift + jitter(squared)) * identity, -1, -2)
-    factor = lax.linalg.cholesky(target, symmetrize_input=False)
+    factor = _upper(squared, shift + jitter(squared)).T, True
 
     def refined(_, rhs):
-        first = jax.scipy.linalg.cho_solve((factor, True), rhs)
+        first = jax.scipy.linalg.cho_solve(factor, rhs)
         residual = (rhs - matmul(fixed, matmul(fixed, first))) - shift * first
-        return first + jax.scipy.linalg.cho_solve((factor, True), residual)
+        return first + jax.scipy.linalg.cho_solve(factor, residual)
 
     def square(x):
         return matmul(matrix, matmul(matrix, x)) + squared_shift * x

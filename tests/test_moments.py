@@ -255,16 +255,21 @@ DEVICES = """
         local = len(a) // processes
         return jax.make_array_from_process_local_data(rows, a[process * local : (process + 1) * local])
 
-    def run(moments, batch):
+    def run(moments, batch, divide=lambda function: function):
         filt = kbr.MomentFilter.from_moments(moments, regularizer=1e-3, posterior_regularizer=1e-3)
-        return jax.jit(jax.vmap(lambda o: filt.expectation(kbr.filter(filt, o))))(batch)
+        function = jax.vmap(lambda filt, o: filt.expectation(kbr.filter(filt, o)), in_axes=(None, 0))
+        return jax.jit(divide(function))(filt, batch)
+
+    def on_mesh(function):
+        specs = dict(in_specs=(P(), P("sample")), out_specs=P("sample"), check_vma=False)
+        return jax.shard_map(function, mesh=mesh, **specs)
 
     together = kbr.collect_moments(maps, x, y, following)
     divided = kbr.collect_moments(maps, *map(shard, (x, y, following)), mesh=mesh)
     for a, b in zip(jax.tree.leaves(together), jax.tree.leaves(divided)):
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
     expected = run(together, jnp.asarray(new))
-    found = run(divided, shard(new))
+    found = run(divided, shard(new), on_mesh)
     assert len(found.sharding.device_set) == jax.device_count()
     for part in found.addressable_shards:
         np.testing.assert_allclose(part.data, expected[part.index], rtol=1e-9, atol=1e-9)

@@ -28,6 +28,10 @@ _BLOCK = 64
 #: A block proposes this many points for each column that it may add.
 _PROPOSALS = 4
 
+#: New rows of the factor are made for so many points at a time, from so many old rows at a time: both stay in the cache, and
+#: rows that are not filled yet cost nothing.
+_TILE, _GROUP = 8192, 64
+
 #: A block of greedy pivots ends where its best remaining candidate falls below this share of the largest residual.
 _SHARE = 0.5
 
@@ -44,7 +48,7 @@ class IncompleteCholesky(eqx.Module):
 
 
 class _State(eqx.Module):
-    """A decomposition under way: `count` rows of the transposed factor `[r + block, n]` are filled."""
+    """A decomposition under way: `count` rows of the transposed factor are filled, those behind them hold anything."""
 
     rows: Float[Array, "q n"]
     pivots: Int[Array, " q"]
@@ -91,7 +95,7 @@ def incomplete_cholesky(
     kernel, x, rank, share = _checked(kernel, x, rank, tolerance)
     result = _decompose(kernel, x, rank, share, key, as_count(block, "block"))
     active = jnp.arange(rank) < result.count
-    return IncompleteCholesky(result.rows[:rank].T, result.pivots[:rank], active, result.residual)
+    return IncompleteCholesky(jnp.where(active, result.rows[:rank].T, 0), result.pivots[:rank], active, result.residual)
 
 
 def _checked(kernel: Any, x: Points, rank: int, tolerance: float | None):
@@ -115,9 +119,10 @@ def _decompose(kernel, x, rank: int, tolerance, key, block: int) -> _State:
     def add(state: _State) -> _State:
         return _add_block(kernel, x, diagonal, rank, tolerance, keys, block, state)
 
+    room = rank + (1 if block == 1 else max(block, _GROUP))
     start = _State(
-        jnp.zeros((rank + block, size(x)), diagonal.dtype),
-        jnp.zeros(rank + block, int),
+        jnp.zeros((room, size(x)), diagonal.dtype),
+        jnp.zeros(room, int),
         diagonal,
         jnp.asarray(0),
         jnp.asarray(0),
@@ -129,7 +134,7 @@ def _decompose(kernel, x, rank: int, tolerance, key, block: int) -> _State:
 
 
 def _add_block(kernel, x, diagonal, rank: int, tolerance, keys, block: int, state: _State) -> _State:
-    """Choose up to `block` pivots and write their rows behind those that are there."""
+    """Choose up to `block` pivots and write their rows behind those that are filled."""
     proposals = 1 if block == 1 else min(_PROPOSALS * block, size(x))
     if keys is None:
         candidates = _largest(state.residual, proposals)
@@ -140,36 +145,64 @@ def _add_block(kernel, x, diagonal, rank: int, tolerance, keys, block: int, stat
         bars = state.residual[candidates] * jax.random.uniform(accept, (proposals,), diagonal.dtype)
     floor = 4 * jnp.finfo(diagonal.dtype).eps * jnp.max(diagonal)
     room = jnp.minimum(block, rank - state.count)
-    points, own = take(x, candidates), state.rows[:, candidates]
+    filled = jnp.arange(state.rows.shape[0]) < state.count
+    points, own = take(x, candidates), jnp.where(filled[:, None], state.rows[:, candidates], 0)
     matrix = kernel.gram(points, points) - matmul(own.T, own)
     bars = jnp.maximum(bars, floor)
     chosen, cholesky, count = _choose(matrix, candidates, state.residual, bars, keys is None, block, room)
 
-    # The new rows are L^-1 [k(accepted, x) - own^T rows]: with the kernel's rows in their place, one product.
+    # The new rows are L^-1 [k(accepted, x) - own^T rows].
     used = jnp.arange(block) < count
     identity = jnp.eye(block, dtype=diagonal.dtype)
     lower = jnp.where(used[:, None], cholesky[chosen], identity)
     inverse = jax.scipy.linalg.solve_triangular(lower, identity, lower=True)
-    mixing = lax.dynamic_update_slice(-matmul(inverse, own[:, chosen].T), inverse, (0, state.count))
-    factor = lax.dynamic_update_slice(state.rows, kernel.gram(take(points, chosen), x), (state.count, 0))
-    rows = lax.optimization_barrier(matmul(mixing, factor))
+    mixing = -matmul(inverse, own[:, chosen].T)
+    rows, squares = _add_rows(kernel, take(points, chosen), x, inverse, mixing, state)
     # Stop, exactly at its column, once the trace is within the tolerance.
-    squares = jnp.where(used, jnp.sum(rows**2, axis=1), 0)
+    squares = jnp.where(used, squares, 0)
     trace = jnp.sum(state.residual) - jnp.cumsum(squares) + squares
     kept = used & (trace > tolerance * jnp.sum(diagonal))
-    rows = lax.optimization_barrier(jnp.where(kept[:, None], rows, 0))
-    # A loop over the rows: compilers for CPUs sum over the leading axis many times slower.
-    residual = lax.fori_loop(0, block, lambda i, rest: rest - rows[i] ** 2, state.residual)
-    index = candidates[chosen].astype(state.pivots.dtype)
     added = jnp.sum(kept)
+    # A loop over the rows: compilers for CPUs sum over the leading axis many times slower.
+    residual = lax.fori_loop(
+        0, block, lambda i, rest: rest - jnp.where(i < added, rows[state.count + i] ** 2, 0), state.residual
+    )
+    index = candidates[chosen].astype(state.pivots.dtype)
     return _State(
-        lax.dynamic_update_slice(factor, rows, (state.count, 0)),
+        rows,
         lax.dynamic_update_slice(state.pivots, jnp.where(kept, index, 0), (state.count,)),
         jnp.maximum(residual, 0).at[jnp.where(kept, index, size(x))].set(0, mode="drop"),
         state.count + added,
         state.step + 1,
         added > 0,
     )
+
+
+def _add_rows(kernel, chosen, x, inverse, mixing, state: _State):
+    """The factor with the rows `inverse @ k(chosen, x) + mixing @ rows` behind the filled ones, and their sums of squares."""
+    block, n = inverse.shape[0], size(x)
+    kernel_rows = kernel.gram(chosen, x)
+    if block == 1:
+        new = matmul(inverse, kernel_rows) + matmul(mixing, state.rows)
+        return lax.dynamic_update_slice(state.rows, new, (state.count, 0)), jnp.sum(new**2, axis=1)
+    tile = min(_TILE, n)
+    groups = -(-state.count // _GROUP)
+
+    def add(t, carry):
+        rows, squares = carry
+        start = jnp.minimum(t * tile, n - tile)  # the last tile overlaps the one before it
+        part = lax.dynamic_slice_in_dim(kernel_rows, start, tile, axis=1)
+
+        def subtract(g, new):
+            weights = lax.dynamic_slice_in_dim(mixing, g * _GROUP, _GROUP, axis=1)
+            return new + matmul(weights, lax.dynamic_slice(rows, (g * _GROUP, start), (_GROUP, tile)))
+
+        new = lax.fori_loop(0, groups, subtract, matmul(inverse, part))
+        fresh = start + jnp.arange(tile) >= t * tile
+        squares = squares + jnp.sum(jnp.where(fresh, new, 0) ** 2, axis=1)
+        return lax.dynamic_update_slice(rows, new, (state.count, start)), squares
+
+    return lax.fori_loop(0, -(-n // tile), add, (state.rows, jnp.zeros(block, inverse.dtype)))
 
 
 def _largest(residual: Float[Array, " n"], groups: int) -> Int[Array, " c"]:
