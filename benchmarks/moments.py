@@ -42,7 +42,7 @@ CPU = {
 FIT_PAIRS, FIT_RANK, DIMENSION = 1_000_000, 200, 5
 
 
-def fit(states, observations, cells: bool, form="b"):
+def fit(states, observations, cells: bool, form: Any = "b"):
     """A filter by streaming chunks of the sequence; landmarks and cells from its first 1000 steps."""
     ks, ko = kbr.Gaussian(STATE_BANDWIDTH), kbr.Gaussian(OBSERVATION_BANDWIDTH)
     landmarks = kbr.greedy_landmarks(ks, states[:1000], rank=RANK)
@@ -119,8 +119,9 @@ def ours() -> dict[str, dict[str, float]]:
         calls = {"one": (lambda f=filt, o=o: run(f, o[0]), STEPS)}
         for batch in BATCHES:
             calls[f"batch of {batch}"] = (lambda f=filt, o=o[:batch, :FEW]: batched(f, o), FEW * batch)
-        parts = jax.device_put((filt, o[:, :FEW]), tuple(NamedSharding(mesh, spec) for spec in (PartitionSpec(), rows)))
-        calls[f"batch of {len(o)} on two devices"] = (lambda p=parts: divided(*p), FEW * len(o))
+        filt = jax.device_put(filt, NamedSharding(mesh, PartitionSpec()))
+        o = jax.device_put(o[:, :FEW], NamedSharding(mesh, rows))
+        calls[f"batch of {len(o)} on two devices"] = (lambda f=filt, o=o: divided(f, o), FEW * len(o))
         rounds = [{size: reporting.milliseconds(f, 1) / count for size, (f, count) in calls.items()} for _ in range(3)]
         for size in calls:
             row = {"ms": float(np.median([r[size] for r in rounds])), "mean squared error": mse}
