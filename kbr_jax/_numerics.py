@@ -129,13 +129,13 @@ def _is_zero(tangent: object) -> bool:
     return isinstance(tangent, jax.custom_derivatives.SymbolicZero)
 
 
-def jitter(matrix: Float[Array, "n n"]) -> Float[Array, ""]:
-    """The numerical jitter of a positive semi-definite matrix: n times the machine epsilon times its mean diagonal.
+def jitter(matrix: Float[Array, "n n"], shift: Float[Array, ""] | float = 0.0) -> Float[Array, ""]:
+    """The numerical jitter of a positive semi-definite `matrix + shift I`: n times the machine epsilon times its mean diagonal.
 
     It follows scale and dtype of the matrix, and is far below any useful regularizer. It is no regularizer itself.
     """
     n = matrix.shape[-1]
-    scale = jnp.mean(jnp.diagonal(matrix))
+    scale = jnp.mean(jnp.diagonal(matrix)) + shift
     return n * jnp.finfo(matrix.dtype).eps * jnp.where(scale > 0, scale, 1)
 
 
@@ -161,7 +161,7 @@ class PSDFactor(AbstractFactor):
     @property
     def cholesky(self) -> Float[Array, "n n"]:
         """The lower Cholesky factor."""
-        return self.upper.T
+        return jnp.swapaxes(self.upper, -1, -2)
 
     def solve(self, b: Float[Array, "n *k"]) -> Float[Array, "n *k"]:
         """`(matrix + shift I)^{-1} b` for a vector or a matrix of right-hand sides `[n, ...]`; O(n^2) a column.
@@ -192,7 +192,7 @@ def psd_factor(matrix: Float[Array, "n n"], shift: Float[Array, ""] | float = 0.
     """
     shift = jnp.asarray(shift, matrix.dtype)
     fixed, ridge = lax.stop_gradient((matrix, shift))
-    first = jitter(fixed) + jnp.finfo(matrix.dtype).eps * matrix.shape[-1] * ridge
+    first = jitter(fixed, ridge)
 
     def attempt(number):
         return number + 1, _upper(fixed, ridge + first * jnp.asarray(10.0, first.dtype) ** number)
@@ -208,7 +208,7 @@ def psd_factor(matrix: Float[Array, "n n"], shift: Float[Array, ""] | float = 0.
 
 
 def _upper(matrix: Float[Array, "n n"], shift: Float[Array, ""]) -> Float[Array, "n n"]:
-    """R with `R.T R = matrix + shift I`, of a symmetric matrix: the transposes are the layout of LAPACK, so nothing is copied."""
+    """R with `R.T R = matrix + shift I`, from one half of a symmetric matrix. Transposed, both have LAPACK's layout: no copies."""
     shifted = matrix + shift * jnp.eye(matrix.shape[-1], dtype=matrix.dtype)
     return lax.linalg.cholesky(shifted.T, symmetrize_input=False).T
 
