@@ -2,8 +2,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
-# Threads of XLA on the CPU. On few cores jaxlib 0.10 can wait for ever with as many (README, "Limits and known problems").
-export PJRT_NPROC ?= $(shell cores=$$(nproc 2>/dev/null || echo 1); echo $$((cores > 16 ? cores : 16)))
+# Threads on the CPU (README, "Limits and known problems"); not for benchmarks, whose peers keep all of theirs.
+demo test notebooks: export PJRT_NPROC ?= $(shell cores=$$(nproc 2>/dev/null || echo 1); echo $$((cores > 16 ? cores : 16)))
+demo test notebooks: export OPENBLAS_NUM_THREADS ?= 1
 
 .PHONY: demo test check format notebooks benchmarks clean
 

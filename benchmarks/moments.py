@@ -4,7 +4,7 @@ r"""The moment form of the filter: steps that do not see the training size, batc
 
 1. Time of a step at n = 10^3 to 10^6 training triples of the rotation dynamics (b), with 100 landmarks of both variables.
 2. Against the dense NumPy/SciPy filter at n = 1000 (as in `filter_speed`): one sequence, batches of 64 and 256, and the batch of
-   256 divided over two devices. Ours run in a process with the settings of SCALING.md for a CPU: one thread for each small solve,
+   256 divided over all devices. Ours run in a process with the settings of SCALING.md for a CPU: one thread for each small solve,
    and each core a device. The peer keeps all its threads.
 3. Fitting 10^6 pairs with 200 landmarks: rate as a share of the machine's own matrix-product rate, and peak memory.
 """
@@ -105,7 +105,8 @@ def ours() -> dict[str, dict[str, float]]:
     """Milliseconds per step and sequence of every kind of filter and size of batch, timed in turn, and mean squared errors."""
     states, observations = simulate("b", 1001, np.random.default_rng(0))
     truth, seen = test_sequences()
-    mesh, rows = jax.make_mesh((2,), ("data",)), PartitionSpec("data")
+    devices = jax.device_count()
+    mesh, rows = jax.make_mesh((devices,), ("data",)), PartitionSpec("data")
     divided = jax.jit(
         jax.shard_map(batched, mesh=mesh, in_specs=(PartitionSpec(), rows), out_specs=rows, check_vma=False)
     )
@@ -121,7 +122,7 @@ def ours() -> dict[str, dict[str, float]]:
             calls[f"batch of {batch}"] = (lambda f=filt, o=o[:batch, :FEW]: batched(f, o), FEW * batch)
         filt = jax.device_put(filt, NamedSharding(mesh, PartitionSpec()))
         o = jax.device_put(o[:, :FEW], NamedSharding(mesh, rows))
-        calls[f"batch of {len(o)} on two devices"] = (lambda f=filt, o=o: divided(f, o), FEW * len(o))
+        calls[f"batch of {len(o)} on {devices} devices"] = (lambda f=filt, o=o: divided(f, o), FEW * len(o))
         rounds = [{size: reporting.milliseconds(f, 1) / count for size, (f, count) in calls.items()} for _ in range(3)]
         for size in calls:
             row = {"ms": float(np.median([r[size] for r in rounds])), "mean squared error": mse}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import kbr_jax as kbr
-from kbr_jax.features import _sampling, landmark_features
+from kbr_jax.features import _sampling, _selection, landmark_features
 
 RNG = np.random.default_rng(0)
 N, D = 600, 4
@@ -41,6 +41,25 @@ def test_blocks_are_a_cholesky_decomposition(block, key):
     np.testing.assert_allclose(factor @ factor.T, nystroem, atol=1e-9)
     np.testing.assert_allclose(result.residual, np.diagonal(GRAM - nystroem), atol=1e-9)
     np.testing.assert_allclose(np.triu(factor[pivots], 1), 0, atol=1e-9)  # in the order of choice
+
+
+@pytest.mark.parametrize("key", [None, 0])
+def test_tiles_do_not_change_the_decomposition(key, monkeypatch):
+    """600 points in tiles of 128, of which the last overlaps, and old rows in groups of 8."""
+    monkeypatch.setattr(_selection, "_TILE", 128)
+    monkeypatch.setattr(_selection, "_GROUP", 8)
+    key = None if key is None else jax.random.key(key)
+    result = kbr.incomplete_cholesky(KERNEL, X, rank=43, key=key, block=7)  # a shape that no other test has compiled
+    pivots = np.asarray(result.pivots)
+    nystroem = GRAM[:, pivots] @ np.linalg.solve(GRAM[np.ix_(pivots, pivots)], GRAM[pivots])
+    assert np.all(result.active)
+    np.testing.assert_allclose(result.factor @ result.factor.T, nystroem, atol=1e-9)
+    np.testing.assert_allclose(result.residual, np.diagonal(GRAM - nystroem), atol=1e-9)
+    # It stops at the column where the tolerance is met, in the middle of a block.
+    left = N - np.cumsum(np.sum(np.asarray(result.factor) ** 2, axis=0))
+    just_below = float(left[38] - 1e-6 * (left[38] - left[39]))
+    stopped = kbr.incomplete_cholesky(KERNEL, X, rank=43, key=key, block=7, tolerance=just_below / N)
+    assert np.sum(stopped.active) == 40
 
 
 def test_blocks_leave_about_the_same_trace():
