@@ -52,7 +52,7 @@ def methods(x: np.ndarray) -> dict:
         "NumPy, greedy": lambda: kbr.given_landmarks(points[numpy_greedy(x)]),
         "kbr_jax, greedy": lambda: kbr.greedy_landmarks(kernel, points, rank=RANK, block=1),
         "kbr_jax, greedy in blocks": lambda: kbr.greedy_landmarks(kernel, points, rank=RANK),
-        "kbr_jax, random in blocks": lambda: kbr.random_landmarks(kernel, points, rank=RANK, key=key),
+        "kbr_jax, random by rejection": lambda: kbr.random_landmarks(kernel, points, rank=RANK, key=key),
         "kbr_jax, k-means++": lambda: kbr.kmeans_landmarks(points, rank=RANK, key=key),
         "kbr_jax, stream": lambda: kbr.stream_landmarks(
             kernel, (points[start : start + CHUNK] for start in range(0, POINTS, CHUNK)), rank=RANK, key=key

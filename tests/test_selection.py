@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import kbr_jax as kbr
-from kbr_jax.features import _sampling, _selection, landmark_features
+from kbr_jax.features import _rejection, _sampling, _selection, landmark_features
 
 RNG = np.random.default_rng(0)
 N, D = 600, 4
@@ -72,22 +72,59 @@ def test_blocks_leave_about_the_same_trace():
         np.mean([np.sum(kbr.incomplete_cholesky(KERNEL, X, rank=100, key=k, block=b).residual) for k in keys])
         for b in (1, block)
     ]
-    np.testing.assert_allclose(random[1], random[0], rtol=0.03)
+    rejection = np.mean([trace(kbr.random_landmarks(KERNEL, X, rank=100, key=k, block=block)) for k in keys])
+    np.testing.assert_allclose([random[1], rejection], random[0], rtol=0.03)
 
 
-def test_blocks_keep_the_law_of_random_pivots():
+PAIRS = {
+    "factor": lambda key: LABELS[kbr.incomplete_cholesky(kbr.Delta(), LABELS, rank=2, key=key, block=2).pivots],
+    "rejection": lambda key: kbr.random_landmarks(kbr.Delta(), LABELS, rank=2, key=key, block=2).points,
+}
+
+
+@pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
+def test_blocks_keep_the_law_of_random_pivots(pair):
     """The labels of the first two pivots against their probabilities, one pivot at a time."""
     counts = np.asarray([60, 30, 9, 1])
     expected = np.outer(counts / 100, counts).astype(float)
     np.fill_diagonal(expected, 0)  # a label once chosen is explained
     expected, draws = expected / (100 - counts)[:, None], 3000
-
-    def pair(key):
-        return LABELS[kbr.incomplete_cholesky(kbr.Delta(), LABELS, rank=2, key=key, block=2).pivots]
-
     pairs = np.asarray(jax.vmap(pair)(jax.random.split(jax.random.key(2), draws)))
     share = np.histogram2d(*pairs.T, bins=4, range=[[-0.5, 3.5]] * 2)[0] / draws
     assert np.all(np.abs(share - expected) <= 5 * np.sqrt(expected / draws))
+
+
+def test_residuals_of_all_points_from_pivots(monkeypatch):
+    """600 points in tiles of 128, of which the last overlaps, and pivots in groups of 8, of which the last is not filled."""
+    monkeypatch.setattr(_rejection, "_TILE", 128)
+    monkeypatch.setattr(_rejection, "_GROUP", 8)
+    index, count = jnp.asarray(RNG.permutation(N)[:24]), 19
+    chosen = index[:count]
+    lower = jnp.linalg.cholesky(GRAM[np.ix_(chosen, chosen)])
+    padded = jnp.full((24, 24), 7.0).at[:count, :count].set(lower)  # what stands behind the filled rows is not read
+    sample = _rejection._Sample(KERNEL, X, jnp.ones(N))
+    residual, squares = _rejection._residuals(sample, _rejection.Pivots(index, padded, jnp.asarray(count)))
+    columns = jax.scipy.linalg.solve_triangular(lower, GRAM[chosen], lower=True)
+    np.testing.assert_allclose(residual, 1 - jnp.sum(columns**2, axis=0), atol=1e-12)
+    np.testing.assert_allclose(squares[:count], jnp.sum(columns**2, axis=1), atol=1e-10)
+    assert not np.any(squares[count:])
+
+
+def test_rejection_computes_residuals_when_many_are_refused(monkeypatch):
+    """A trace that falls by 10^8 over the pivots: proposals from the start would nearly all be refused."""
+    passes, residuals = [], _rejection._residuals
+
+    def counted(sample, pivots):
+        jax.debug.callback(lambda count: passes.append(int(count)), pivots.count)
+        return residuals(sample, pivots)
+
+    monkeypatch.setattr(_rejection, "_residuals", counted)
+    points = X[:, :1]
+    landmarks = kbr.random_landmarks(KERNEL, points, rank=11, key=jax.random.key(0), block=16)
+    jax.effects_barrier()
+    assert np.all(landmarks.active) and passes[0] == 0 and 2 < len(passes) < 12
+    one_by_one = kbr.random_landmarks(KERNEL, points, rank=11, key=jax.random.key(0), block=1)
+    assert trace(one_by_one, points) < 1e-8 * N and trace(landmarks, points) < 100 * trace(one_by_one, points)
 
 
 @pytest.mark.parametrize("key", [None, 0])
@@ -107,6 +144,24 @@ def test_blocks_stop_at_the_tolerance():
     assert not np.any(result.factor[:, count:])
 
 
+@pytest.mark.parametrize("rank", [100, 300])
+def test_rejection_stops_at_the_tolerance(rank):
+    """Reached in the last block, which is cut, or long before."""
+    limit = trace(kbr.random_landmarks(KERNEL, X, rank=95, key=jax.random.key(0)))
+    landmarks = kbr.random_landmarks(KERNEL, X, rank=rank, tolerance=limit / N, key=jax.random.key(0), block=16)
+    count = int(jnp.sum(landmarks.active))
+    assert 84 < count < 100
+    traces = [trace(kbr.given_landmarks(landmarks.points[:c])) for c in (count - 1, count)]
+    assert traces[1] <= limit < traces[0]
+
+
+def test_rejection_stops_where_the_rank_runs_out():
+    repeated = jnp.concatenate([X[:5]] * 20)
+    for tolerance in (None, 0.0):
+        landmarks = kbr.random_landmarks(KERNEL, repeated, rank=20, key=jax.random.key(1), block=8, tolerance=tolerance)
+        assert list(np.asarray(landmarks.active)) == [True] * 5 + [False] * 15 and distinct(landmarks) == 5
+
+
 def test_blocks_under_vmap_and_grad():
     def factor(h):
         return kbr.incomplete_cholesky(kbr.Gaussian(h), X[:60], rank=20, block=8).factor
@@ -115,6 +170,16 @@ def test_blocks_under_vmap_and_grad():
     for index, h in enumerate((0.5, 2.0)):
         np.testing.assert_allclose(batch[index], factor(h), atol=1e-10)
     assert float(jax.grad(lambda h: jnp.sum(factor(h)))(1.0)) == 0
+
+
+def test_rejection_under_vmap_and_grad():
+    def points(h):
+        return kbr.random_landmarks(kbr.Gaussian(h), X[:60], rank=20, key=jax.random.key(0), block=8).points
+
+    batch = jax.vmap(points)(jnp.asarray([0.5, 2.0]))
+    for index, h in enumerate((0.5, 2.0)):
+        np.testing.assert_array_equal(batch[index], points(h))
+    assert float(jax.grad(lambda h: jnp.sum(points(h)))(1.0)) == 0
 
 
 def test_many_points_are_chosen_in_blocks():

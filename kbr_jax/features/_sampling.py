@@ -13,7 +13,8 @@ from .._numerics import squared_distances
 from .._typing import Array, Float, Points, PRNGKeyArray
 from ..kernels import AbstractKernel, as_kernel
 from ._landmarks import Landmarks
-from ._selection import draw_indices, random_landmarks
+from ._rejection import draw_indices
+from ._selection import random_landmarks
 
 #: The reservoir of a stream holds this many points for each landmark unless told otherwise.
 _POOL = 10

@@ -20,9 +20,10 @@ from .._numerics import matmul
 from .._typing import Array, Bool, Float, Int, Points, PRNGKeyArray
 from ..kernels import as_kernel
 from ._landmarks import Landmarks, given_landmarks
+from ._rejection import choose_pivots, draw_indices, rejection_pivots
 
-#: From this many points on, `greedy_landmarks` and `random_landmarks` choose in blocks unless told otherwise.
-_MANY = 10_000
+#: From this many points on, greedy and random landmarks are chosen in blocks unless told otherwise. Greedy ones change by it.
+_MANY, _MANY_RANDOM = 10_000, 4_000
 _BLOCK = 64
 
 #: A block proposes this many points for each column that it may add.
@@ -149,7 +150,8 @@ def _add_block(kernel, x, diagonal, rank: int, tolerance, keys, block: int, stat
     points, own = take(x, candidates), jnp.where(filled[:, None], state.rows[:, candidates], 0)
     matrix = kernel.gram(points, points) - matmul(own.T, own)
     bars = jnp.maximum(bars, floor)
-    chosen, cholesky, count = _choose(matrix, candidates, state.residual, bars, keys is None, block, room)
+    heights = state.residual[candidates]
+    chosen, cholesky, count, _ = choose_pivots(matrix, candidates, heights, bars, keys is None, block, room)
 
     # The new rows are L^-1 [k(accepted, x) - own^T rows].
     used = jnp.arange(block) < count
@@ -212,39 +214,6 @@ def _largest(residual: Float[Array, " n"], groups: int) -> Int[Array, " c"]:
     return jnp.minimum(jnp.argmax(padded, axis=0) * groups + jnp.arange(groups), count - 1)
 
 
-def _choose(matrix, candidates, residual, bars, greedy: bool, block: int, room):
-    """Pivots among candidates: those, the largest first or in their order, that are above their bar when their turn comes.
-
-    **Returns:** positions of the chosen `[block]`, columns of their Cholesky decomposition `[c, block]` and their number.
-    """
-
-    def turn(t, carry):
-        rest, columns, chosen, count = carry
-        pivot = jnp.argmax(rest) if greedy else t
-        height = rest[pivot]
-        accepted = (height > bars[pivot]) & (count < room)
-        column = (matrix[:, pivot] - matmul(columns, columns[pivot])) / jnp.sqrt(jnp.where(accepted, height, 1))
-        column = jnp.where(accepted, column, 0)
-        # A refused proposal writes zeros where the next accepted one will stand.
-        columns = columns.at[:, count].set(column, mode="drop")
-        chosen = chosen.at[count].set(jnp.where(accepted, pivot, 0), mode="drop")
-        # A point that was proposed twice is explained exactly; rounding would leave a trace of it.
-        rest = jnp.where(accepted & (candidates == candidates[pivot]), 0, jnp.maximum(rest - column**2, 0))
-        return rest, columns, chosen, count + accepted.astype(count.dtype)
-
-    heights = residual[candidates]
-    start = (heights, jnp.zeros((heights.shape[0], block), matrix.dtype), jnp.zeros(block, int), jnp.asarray(0))
-    _, columns, chosen, count = lax.fori_loop(0, block if greedy else heights.shape[0], turn, start)
-    return chosen, columns, count
-
-
-def draw_indices(key: PRNGKeyArray, weights: Float[Array, " n"], count: int) -> Int[Array, " c"]:
-    """`count` independent indices, drawn in proportion to non-negative weights, in O(n + count log n)."""
-    cumulative = jnp.cumsum(weights)
-    heights = cumulative[-1] * jax.random.uniform(key, (count,), weights.dtype)
-    return jnp.minimum(jnp.searchsorted(cumulative, heights, side="right"), weights.shape[0] - 1)
-
-
 def greedy_landmarks(
     kernel: Any, x: Points, *, rank: int, tolerance: float | None = None, block: int | None = None
 ) -> Landmarks:
@@ -253,7 +222,9 @@ def greedy_landmarks(
     The choice of F11 and S13 for low-rank filters. Arguments, cost and errors: `incomplete_cholesky`; for `block` None, one
     pivot at a time below 10^4 points and 64 from there on.
     """
-    return _landmarks(kernel, x, rank, tolerance, None, block)
+    kernel, x, rank, share = _checked(kernel, x, rank, tolerance)
+    result = _decompose(kernel, x, rank, share, None, _as_block(block, x, _MANY))
+    return Landmarks(take(x, result.pivots[:rank]), jnp.arange(rank) < result.count)
 
 
 def random_landmarks(
@@ -267,17 +238,26 @@ def random_landmarks(
 ) -> Landmarks:
     """Landmarks by randomly pivoted Cholesky: drawn in proportion to the residual, so outliers do not take over.
 
-    Arguments, cost and errors: `incomplete_cholesky`; for `block` None, one pivot at a time below 10^4 points and 64 from
-    there on, of the same law.
+    Arguments and errors: `incomplete_cholesky`. With `block` 1, one pivot at a time, at its cost. Otherwise of the same law
+    (but other draws), without the factor: `block` points at a time are proposed in proportion to residuals computed earlier,
+    and accepted with the share that is left of theirs (accelerated RPCholesky: Epperly, Tropp and Webber 2024). A proposal
+    costs O(r^2 + r d), whatever n is; the residuals of all points are computed anew, O(n r^2 + n r d), when n / 16 proposals
+    have been refused, and at the end if the tolerance may have been reached. Memory O(n + r^2). For `block` None, 1 below
+    4000 points and 64 from there on.
     """
-    return _landmarks(kernel, x, rank, tolerance, key, block)
-
-
-def _landmarks(kernel: Any, x: Points, rank: int, tolerance: float | None, key, block: int | None) -> Landmarks:
     kernel, x, rank, share = _checked(kernel, x, rank, tolerance)
-    block = (_BLOCK if size(x) >= _MANY else 1) if block is None else as_count(block, "block")
-    result = _decompose(kernel, x, rank, share, key, block)
-    return Landmarks(take(x, result.pivots[:rank]), jnp.arange(rank) < result.count)
+    block = _as_block(block, x, _MANY_RANDOM)
+    if block == 1:
+        result = _decompose(kernel, x, rank, share, key, 1)
+        pivots, count = result.pivots, result.count
+    else:
+        result = rejection_pivots(kernel, x, rank, share, key, block)
+        pivots, count = result.index, result.count
+    return Landmarks(take(x, pivots[:rank]), jnp.arange(rank) < count)
+
+
+def _as_block(block: int | None, x: Points, many: int) -> int:
+    return as_count(block, "block") if block is not None else _BLOCK if size(x) >= many else 1
 
 
 def uniform_landmarks(x: Points, *, rank: int, key: PRNGKeyArray) -> Landmarks:

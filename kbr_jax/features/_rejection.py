@@ -1,0 +1,197 @@
+"""Pivots among proposed points: their choice within a block, and randomly pivoted Cholesky by rejection."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from .._checks import size, take
+from .._numerics import matmul, safe_divide
+from .._typing import Array, Float, Int, Points, PRNGKeyArray
+from ..kernels import AbstractKernel
+
+#: The residuals of all points are computed anew once so many proposals, as a share of the points, have been refused.
+_REFUSALS = 1 / 16
+
+#: They are computed for so many points and pivots at a time.
+_TILE, _GROUP = 2048, 64
+
+
+class _Sample(eqx.Module):
+    kernel: AbstractKernel
+    x: Points
+    diagonal: Float[Array, " n"]
+
+
+class Pivots(eqx.Module):
+    """Pivots under way: of `index` and of `lower`, the Cholesky factor of their Gram matrix, `count` rows are filled."""
+
+    index: Int[Array, " q"]
+    lower: Float[Array, "q q"]
+    count: Int[Array, ""]
+
+    @property
+    def filled(self):
+        return jnp.arange(self.index.shape[0]) < self.count
+
+    def factor(self) -> Float[Array, "q q"]:
+        """`lower` with the rows of the identity behind the filled ones."""
+        identity = jnp.eye(self.index.shape[0], dtype=self.lower.dtype)
+        return jnp.where(self.filled[:, None] & self.filled, self.lower, identity)
+
+
+class _Proposals(eqx.Module):
+    """Where the proposals from one state of the residuals stand; `trace` and `largest` are of the residuals now, from the
+    latest of them: an estimate for all points, and the largest of their own.
+    """
+
+    pivots: Pivots
+    step: Int[Array, ""]
+    refused: Int[Array, ""]
+    trace: Float[Array, ""]
+    largest: Float[Array, ""]
+
+
+@eqx.filter_jit
+def rejection_pivots(
+    kernel: AbstractKernel, x: Points, rank: int, tolerance: Float[Array, ""], key: PRNGKeyArray, block: int
+) -> Pivots:
+    """Randomly pivoted Cholesky, `block` proposals at a time.
+
+    A point is proposed in proportion to its residual as last computed, and accepted with the share of it that is left: so the
+    law is that of one pivot at a time (Epperly, Tropp and Webber 2024). The residual of a proposal costs O(r^2 + r d), whatever
+    n is. Those of all points, O(n r^2 + n r d) with memory O(n), are computed anew once too many proposals were refused.
+    """
+    kernel, x = lax.stop_gradient((kernel, x))
+    sample = _Sample(kernel, x, kernel.diagonal(x))
+    dtype, width = sample.diagonal.dtype, -(-(rank + block) // _GROUP) * _GROUP
+    limit, budget = tolerance * jnp.sum(sample.diagonal), max(int(_REFUSALS * size(x)), 1)
+
+    def renew(carry):
+        """Compute the residuals, drop pivots behind the tolerance, and propose from there."""
+        pivots, step, _ = carry
+        residual, squares = _residuals(sample, pivots)
+        before = jnp.sum(residual) + jnp.cumsum(squares[::-1])[::-1]  # trace before each pivot, of positive terms only
+        kept = jnp.sum(pivots.filled & (before > limit)).astype(pivots.count.dtype)
+        unfinished = (kept == pivots.count) & (kept < rank)
+        cumulative = jnp.cumsum(residual)
+
+        def going(now: _Proposals):
+            missing = (rank - now.pivots.count).astype(dtype)
+            nearly = missing * cumulative[-1] <= budget * now.trace  # as many proposals to come, if the trace stays
+            return unfinished & (missing > 0) & ((now.refused <= budget) | nearly) & (now.trace > limit)
+
+        start = _Proposals(
+            eqx.tree_at(lambda p: p.count, pivots, kept),
+            step,
+            jnp.zeros_like(step),
+            jnp.sum(residual),
+            jnp.asarray(jnp.inf, dtype),
+        )
+        end = lax.while_loop(going, lambda now: _propose(sample, residual, cumulative, rank, key, block, now), start)
+        # The residual of one point bounds the trace from below, now and before every pivot: no need to compute it.
+        certain = (end.pivots.count == rank) & (end.largest > limit)
+        return end.pivots, end.step, unfinished & ~certain & (end.pivots.count > kept)
+
+    none = Pivots(jnp.zeros(width, int), jnp.zeros((width, width), dtype), jnp.asarray(0))
+    return lax.while_loop(lambda carry: carry[2], renew, (none, jnp.asarray(0), jnp.asarray(True)))[0]
+
+
+def _propose(sample: _Sample, residual, cumulative, rank: int, key, block: int, now: _Proposals) -> _Proposals:
+    """Draw `block` points in proportion to `residual`, with these cumulative sums, and add those that are accepted."""
+    pivots, kernel = now.pivots, sample.kernel
+    draw, accept = jax.random.split(jax.random.fold_in(key, now.step))
+    candidates = _indices(draw, cumulative, block).astype(pivots.index.dtype)
+    points, centres = take(sample.x, candidates), take(sample.x, pivots.index)
+    gram = jnp.where(pivots.filled[:, None], kernel.gram(centres, points), 0)
+    own = jax.scipy.linalg.solve_triangular(pivots.factor(), gram, lower=True)
+    matrix = kernel.gram(points, points) - matmul(own.T, own)
+    # Of a point that was chosen before, rounding would leave a trace.
+    again = jnp.any((candidates[:, None] == pivots.index) & pivots.filled, axis=1)
+    heights = jnp.where(again, 0, jnp.maximum(jnp.diagonal(matrix), 0))
+    bars = residual[candidates] * jax.random.uniform(accept, (block,), residual.dtype)
+    bars = jnp.maximum(bars, 4 * jnp.finfo(residual.dtype).eps * jnp.max(sample.diagonal))
+    room = rank - pivots.count
+    chosen, columns, added, rest = choose_pivots(matrix, candidates, heights, bars, False, block, room)
+
+    lower = lax.dynamic_update_slice(pivots.lower, own[:, chosen].T, (pivots.count, 0))
+    lower = lax.dynamic_update_slice(lower, columns[chosen], (pivots.count, pivots.count))
+    index = lax.dynamic_update_slice(pivots.index, candidates[chosen], (pivots.count,))
+    trace = cumulative[-1] * jnp.mean(safe_divide(rest, residual[candidates]))
+    pivots = Pivots(index, lower, pivots.count + added)
+    return _Proposals(pivots, now.step + 1, now.refused + block - added, trace, jnp.max(rest))
+
+
+def _residuals(sample: _Sample, pivots: Pivots) -> tuple[Float[Array, " n"], Float[Array, " q"]]:
+    """Residuals of all points, and what each pivot took from their sum: forward substitution for a tile of points at a time."""
+    n, width, group = size(sample.x), pivots.index.shape[0], _GROUP
+    tile, filled, lower = min(_TILE, n), pivots.filled, pivots.factor()
+    corners = jnp.stack([lower[i : i + group, i : i + group] for i in range(0, width, group)])
+    units = jnp.broadcast_to(jnp.eye(group, dtype=lower.dtype), corners.shape)
+    inverses = jax.scipy.linalg.solve_triangular(corners, units, lower=True)
+    centres = take(sample.x, pivots.index)
+
+    def sweep(t, carry):
+        residual, squares, rows = carry
+        start = jnp.minimum(t * tile, n - tile)  # the last tile overlaps the one before it
+        points = take(sample.x, start + jnp.arange(tile))
+        fresh = start + jnp.arange(tile) >= t * tile
+
+        def substitute(g, carry):
+            rows, rest, squares = carry
+            own = g * group + jnp.arange(group)
+
+            def subtract(h, new):
+                weights = lax.dynamic_slice(lower, (g * group, h * group), (group, group))
+                return new - matmul(weights, lax.dynamic_slice_in_dim(rows, h * group, group))
+
+            new = lax.fori_loop(0, g, subtract, sample.kernel.gram(take(centres, own), points))
+            new = jnp.where(filled[own][:, None], matmul(inverses[g], new), 0)
+            rows = lax.dynamic_update_slice_in_dim(rows, new, g * group, 0)
+            squares = squares.at[own].add(jnp.sum(jnp.where(fresh, new, 0) ** 2, axis=1))
+            return rows, rest - matmul(jnp.ones(group, new.dtype), new**2), squares
+
+        rest = lax.dynamic_slice_in_dim(sample.diagonal, start, tile)
+        rows, rest, squares = lax.fori_loop(0, -(-pivots.count // group), substitute, (rows, rest, squares))
+        return lax.dynamic_update_slice_in_dim(residual, jnp.maximum(rest, 0), start, 0), squares, rows
+
+    empty = jnp.zeros(width, lower.dtype), jnp.zeros((width, tile), lower.dtype)  # the same rows for every tile
+    residual, squares, _ = lax.fori_loop(0, -(-n // tile), sweep, (sample.diagonal, *empty))
+    return residual.at[jnp.where(filled, pivots.index, n)].set(0, mode="drop"), squares
+
+
+def _indices(key: PRNGKeyArray, cumulative: Float[Array, " n"], count: int) -> Int[Array, " c"]:
+    """`count` independent indices, drawn in proportion to weights of which these are the cumulative sums."""
+    heights = cumulative[-1] * jax.random.uniform(key, (count,), cumulative.dtype)
+    return jnp.minimum(jnp.searchsorted(cumulative, heights, side="right"), cumulative.shape[0] - 1)
+
+
+def draw_indices(key: PRNGKeyArray, weights: Float[Array, " n"], count: int) -> Int[Array, " c"]:
+    """`count` independent indices, drawn in proportion to non-negative weights, in O(n + count log n)."""
+    return _indices(key, jnp.cumsum(weights), count)
+
+
+def choose_pivots(matrix, candidates, heights, bars, greedy: bool, block: int, room):
+    """Pivots among candidates: those, the largest first or in their order, that are above their bar when their turn comes.
+
+    **Returns:** positions of the chosen `[block]`, columns of their Cholesky decomposition `[c, block]`, their number, and
+    the residuals `[c]` that they leave.
+    """
+
+    def turn(t, carry):
+        rest, columns, chosen, count = carry
+        pivot = jnp.argmax(rest) if greedy else t
+        height = rest[pivot]
+        accepted = (height > bars[pivot]) & (count < room)
+        column = (matrix[:, pivot] - matmul(columns, columns[pivot])) / jnp.sqrt(jnp.where(accepted, height, 1))
+        column = jnp.where(accepted, column, 0)
+        # A refused proposal writes zeros where the next accepted one will stand.
+        columns = columns.at[:, count].set(column, mode="drop")
+        chosen = chosen.at[count].set(jnp.where(accepted, pivot, 0), mode="drop")
+        # A point that was proposed twice is explained exactly; rounding would leave a trace of it.
+        rest = jnp.where(accepted & (candidates == candidates[pivot]), 0, jnp.maximum(rest - column**2, 0))
+        return rest, columns, chosen, count + accepted.astype(count.dtype)
+
+    start = (heights, jnp.zeros((heights.shape[0], block), matrix.dtype), jnp.zeros(block, int), jnp.asarray(0))
+    rest, columns, chosen, count = lax.fori_loop(0, block if greedy else heights.shape[0], turn, start)
+    return chosen, columns, count, rest
