@@ -63,8 +63,11 @@ def prior(state):
     return kbr.embed(kbr.Gaussian(0.3), STATES, weights / jnp.sum(weights))
 
 
+run_filter = eqx.filter_jit(kbr.filter)
+
+
 def errors(filt, start):
-    run = kbr.filter(filt, TESTS, prior=prior(start))
+    run = run_filter(filt, TESTS, prior=prior(start))
     return np.linalg.norm(np.asarray(kbr.mean(filt.belief(run.weights))) - TRUTH, axis=1), np.asarray(run.restarted)
 
 
@@ -132,9 +135,9 @@ def test_jit_vmap_steps_and_missing_observations():
     filt = challenged()
     batch = jnp.stack([TESTS[:12], TESTS[12:24]])
     runs = jax.jit(jax.vmap(lambda o: kbr.filter(filt, o).weights))(batch)
-    np.testing.assert_allclose(runs[1], kbr.filter(filt, TESTS[12:24]).weights, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(runs[1], run_filter(filt, TESTS[12:24]).weights, rtol=1e-6, atol=1e-9)
 
-    state, whole = filt.init(prior(-TRUTH[0])), kbr.filter(filt, TESTS, prior=prior(-TRUTH[0]))
+    state, whole = filt.init(prior(-TRUTH[0])), run_filter(filt, TESTS, prior=prior(-TRUTH[0]))
     step = eqx.filter_jit(filt.step)
     for t in range(30):
         state, belief = step(state, TESTS[t])
@@ -157,8 +160,8 @@ def test_gradients_are_finite():
 
 def test_an_observation_without_a_rival_leaves_everything_as_it_is():
     filt = fit(overlap=0.0)
-    run = kbr.filter(filt, TESTS, prior=prior(-TRUTH[0]))
-    np.testing.assert_allclose(run.weights, kbr.filter(base(), TESTS, prior=prior(-TRUTH[0])).weights, rtol=1e-9)
+    run = run_filter(filt, TESTS, prior=prior(-TRUTH[0]))
+    np.testing.assert_allclose(run.weights, run_filter(base(), TESTS, prior=prior(-TRUTH[0])).weights, rtol=1e-9)
 
 
 @pytest.mark.parametrize(
