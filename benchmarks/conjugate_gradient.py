@@ -23,7 +23,7 @@ COMMAND = "python -m benchmarks.conjugate_gradient"
 DENSE, LARGE, QUERIES, DIMENSIONS = 4000, 100_000, 10, 3
 BANDWIDTH, REGULARIZER, RANKS, LIMIT, TOLERANCE = 1.0, 1e-6, (0, 500), 400, 1e-6
 #: At n = 100 000 an iteration is 10^10 values of the kernel: plain conjugate gradients only show where they stand.
-LARGE_LIMITS = {0: 8, 500: 60}
+LARGE_LIMITS = {0: 4, 500: 60}
 
 
 def data(n):
