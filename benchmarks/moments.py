@@ -166,7 +166,7 @@ def fit_a_million() -> dict[str, float]:
         "share of the matrix-product rate": flops / seconds / rate,
         "matrix-product rate, FLOP/s": rate,
         "peak memory, MB": peak,
-        "of which the data, MB": before,
+        "before the fit, MB": before,
     }
 
 

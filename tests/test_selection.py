@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import kbr_jax as kbr
-from kbr_jax.features import _rejection, _sampling, _selection, landmark_features
+from kbr_jax.features import _pivots, _sampling, _selection, landmark_features
 
 RNG = np.random.default_rng(0)
 N, D = 600, 4
@@ -75,19 +75,29 @@ def test_blocks_leave_about_the_same_trace():
     np.testing.assert_allclose([random[1], rejection], random[0], rtol=0.03)
 
 
+PLACES = 0.7 * LABELS[:, None].astype(float)
 PAIRS = {
-    "factor": lambda key: LABELS[kbr.incomplete_cholesky(kbr.Delta(), LABELS, rank=2, key=key, block=2).pivots],
-    "rejection": lambda key: kbr.random_landmarks(kbr.Delta(), LABELS, rank=2, key=key, block=2).points,
+    "factor": (
+        np.eye(4),
+        lambda key: LABELS[kbr.incomplete_cholesky(kbr.Delta(), LABELS, rank=2, key=key, block=2).pivots],
+    ),
+    "rejection": (
+        np.eye(4),
+        lambda key: kbr.random_landmarks(kbr.Delta(), LABELS, rank=2, key=key, block=2).points,
+    ),
+    "rejection, partly explained": (
+        np.exp(-((0.7 * (np.arange(4)[:, None] - np.arange(4))) ** 2) / 2),
+        lambda key: kbr.random_landmarks(kbr.Gaussian(1.0), PLACES, rank=2, key=key, block=2).points[:, 0] / 0.7,
+    ),
 }
 
 
-@pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
-def test_blocks_keep_the_law_of_random_pivots(pair):
+@pytest.mark.parametrize(("gram", "pair"), PAIRS.values(), ids=PAIRS)
+def test_blocks_keep_the_law_of_random_pivots(gram, pair):
     """The labels of the first two pivots against their probabilities, one pivot at a time."""
-    counts = np.asarray([60, 30, 9, 1])
-    expected = np.outer(counts / 100, counts).astype(float)
-    np.fill_diagonal(expected, 0)  # a label once chosen is explained
-    expected, draws = expected / (100 - counts)[:, None], 3000
+    counts, draws = np.asarray([60, 30, 9, 1]), 2000
+    left = counts * (1 - gram**2)  # what the first pivot, by row, leaves of the trace
+    expected = counts[:, None] / 100 * left / np.sum(left, axis=1, keepdims=True)
     pairs = np.asarray(jax.vmap(pair)(jax.random.split(jax.random.key(2), draws)))
     share = np.histogram2d(*pairs.T, bins=4, range=[[-0.5, 3.5]] * 2)[0] / draws
     assert np.all(np.abs(share - expected) <= 5 * np.sqrt(expected / draws))
@@ -95,14 +105,14 @@ def test_blocks_keep_the_law_of_random_pivots(pair):
 
 def test_residuals_of_all_points_from_pivots(monkeypatch):
     """600 points in tiles of 128, of which the last overlaps, and pivots in groups of 8, of which the last is not filled."""
-    monkeypatch.setattr(_rejection, "_TILE", 128)
-    monkeypatch.setattr(_rejection, "_GROUP", 8)
+    monkeypatch.setattr(_pivots, "_TILE", 128)
+    monkeypatch.setattr(_pivots, "_GROUP", 8)
     index, count = jnp.asarray(RNG.permutation(N)[:24]), 19
     chosen = index[:count]
     lower = jnp.linalg.cholesky(GRAM[np.ix_(chosen, chosen)])
     padded = jnp.full((24, 24), 7.0).at[:count, :count].set(lower)  # what stands behind the filled rows is not read
-    sample = _rejection._Sample(KERNEL, X, jnp.ones(N))
-    residual, squares = _rejection._residuals(sample, _rejection.Pivots(index, padded, jnp.asarray(count)))
+    sample = _pivots._Sample(KERNEL, X, jnp.ones(N))
+    residual, squares = _pivots._residuals(sample, _pivots.Pivots(index, padded, jnp.asarray(count)))
     columns = jax.scipy.linalg.solve_triangular(lower, GRAM[chosen], lower=True)
     np.testing.assert_allclose(residual, 1 - jnp.sum(columns**2, axis=0), atol=1e-12)
     np.testing.assert_allclose(squares[:count], jnp.sum(columns**2, axis=1), atol=1e-10)
@@ -111,14 +121,15 @@ def test_residuals_of_all_points_from_pivots(monkeypatch):
 
 def test_rejection_computes_residuals_when_many_are_refused(monkeypatch):
     """A trace that falls by 10^8 over the pivots: proposals from the start would nearly all be refused."""
-    passes, residuals = [], _rejection._residuals
+    passes, residuals = [], _pivots._residuals
 
     def counted(sample, pivots):
         jax.debug.callback(lambda count: passes.append(int(count)), pivots.count)
         return residuals(sample, pivots)
 
-    monkeypatch.setattr(_rejection, "_residuals", counted)
+    monkeypatch.setattr(_pivots, "_residuals", counted)
     points = X[:, :1]
+    # A rank that no other test has compiled for this shape.
     landmarks = kbr.random_landmarks(KERNEL, points, rank=11, key=jax.random.key(0), block=16)
     jax.effects_barrier()
     assert np.all(landmarks.active) and passes[0] == 0 and 2 < len(passes) < 12
@@ -168,6 +179,15 @@ def test_blocks_under_vmap_and_grad():
     for index, h in enumerate((0.5, 2.0)):
         np.testing.assert_allclose(batch[index], factor(h), atol=1e-10)
     assert float(jax.grad(lambda h: jnp.sum(factor(h)))(1.0)) == 0
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_rejection_stops_where_only_rounding_is_left(dtype):
+    """4000 points, so that many proposals are allowed, and none that is missing can be found."""
+    points = jnp.asarray(RNG.normal(size=(4000, 3)), dtype)
+    for tolerance in (None, 0.0):
+        landmarks = kbr.random_landmarks(kbr.Linear(), points, rank=10, key=jax.random.key(0), tolerance=tolerance)
+        assert landmarks.points.dtype == dtype and int(jnp.sum(landmarks.active)) == 3
 
 
 def test_rejection_under_vmap_and_grad():
@@ -300,6 +320,10 @@ ERRORS = {
     ),
     "greedy block": (lambda: kbr.greedy_landmarks(KERNEL, X, rank=3, block=-1), "`block` must be an integer >= 1"),
     "random block": (lambda: kbr.random_landmarks(KERNEL, X, rank=3, key=KEY, block=0), "`block` must be an integer"),
+    "tolerance": (
+        lambda: kbr.random_landmarks(KERNEL, X, rank=3, key=KEY, tolerance=-0.1),
+        r"`tolerance` must be one .*-0.1",
+    ),
     "kmeans rank": (lambda: kbr.kmeans_landmarks(X, rank=N + 1, key=KEY), "`rank` must be an integer between 1 and"),
     "kmeans iterations": (lambda: kbr.kmeans_landmarks(X, rank=3, key=KEY, iterations=-1), "`iterations` must be"),
     "kmeans labels": (lambda: kbr.kmeans_landmarks(LABELS, rank=3, key=KEY), "one array of real coordinates"),

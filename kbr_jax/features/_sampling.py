@@ -13,7 +13,7 @@ from .._numerics import squared_distances
 from .._typing import Array, Float, Points, PRNGKeyArray
 from ..kernels import AbstractKernel, as_kernel
 from ._landmarks import Landmarks
-from ._rejection import draw_indices
+from ._pivots import draw_indices
 from ._selection import random_landmarks
 
 #: The reservoir of a stream holds this many points for each landmark unless told otherwise.

@@ -5,7 +5,7 @@ discrete: everything here is behind `stop_gradient`.
 
 A block proposes some points, decides among them on their own small residual matrix, and then adds the columns of the
 accepted ones to the factor by one matrix product: the same arithmetic as one pivot at a time, without reading the whole
-factor again for each.
+factor again for each. Random landmarks in blocks do without the factor (`rejection_pivots`).
 """
 
 from typing import Any
@@ -15,14 +15,15 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._checks import as_count, as_points, check_finite, size, take
+from .._checks import as_count, as_points, as_share, check_finite, size, take
 from .._numerics import matmul
 from .._typing import Array, Bool, Float, Int, Points, PRNGKeyArray
 from ..kernels import as_kernel
 from ._landmarks import Landmarks, given_landmarks
-from ._rejection import choose_pivots, draw_indices, rejection_pivots
+from ._pivots import choose_pivots, draw_indices, rejection_pivots
 
-#: From this many points on, greedy and random landmarks are chosen in blocks unless told otherwise. Greedy ones change by it.
+#: From this many points on, landmarks are chosen in blocks unless told otherwise: this changes the greedy choice, but not the
+#: law of the random one.
 _MANY, _MANY_RANDOM = 10_000, 4_000
 _BLOCK = 64
 
@@ -91,7 +92,7 @@ def incomplete_cholesky(
     every `block`; a larger one reads the factor r / `block` times instead of r, several times faster for many points.
 
     **Raises:** `ValueError` for an empty or non-finite sample, one outside the kernel's domain, or a `rank` or `block`
-    below 1.
+    below 1, or a `tolerance` outside [0, 1).
     """
     kernel, x, rank, share = _checked(kernel, x, rank, tolerance)
     result = _decompose(kernel, x, rank, share, key, as_count(block, "block"))
@@ -107,7 +108,7 @@ def _checked(kernel: Any, x: Points, rank: int, tolerance: float | None):
     dtype = jax.eval_shape(kernel.diagonal, x).dtype
     if tolerance is None:
         tolerance = 1e-12 if jnp.finfo(dtype).eps < 1e-10 else 1e-6
-    return kernel, x, min(rank, size(x)), jnp.asarray(tolerance, dtype)
+    return kernel, x, min(rank, size(x)), as_share(tolerance, "tolerance").astype(dtype)
 
 
 @eqx.filter_jit
@@ -240,10 +241,10 @@ def random_landmarks(
 
     Arguments and errors: `incomplete_cholesky`. With `block` 1, one pivot at a time, at its cost. Otherwise of the same law
     (but other draws), without the factor: `block` points at a time are proposed in proportion to residuals computed earlier,
-    and accepted with the share that is left of theirs (accelerated RPCholesky: Epperly, Tropp and Webber 2024). A proposal
-    costs O(r^2 + r d), whatever n is; the residuals of all points are computed anew, O(n r^2 + n r d), when n / 16 proposals
-    have been refused, and at the end if the tolerance may have been reached. Memory O(n + r^2). For `block` None, 1 below
-    4000 points and 64 from there on.
+    and accepted with the share that is left of theirs (Epperly and Moreno 2023; in blocks: Epperly, Tropp and Webber 2024).
+    A proposal costs O((r + block)^2 + r d), whatever n is; all residuals are computed anew, O(n r^2 + n r d), when about
+    n / 16 proposals have been refused, and at the end if the tolerance may have been reached. Memory O(n + (r + block)^2).
+    For `block` None, 1 below 4000 points and 64 from there on.
     """
     kernel, x, rank, share = _checked(kernel, x, rank, tolerance)
     block = _as_block(block, x, _MANY_RANDOM)
@@ -251,7 +252,7 @@ def random_landmarks(
         result = _decompose(kernel, x, rank, share, key, 1)
         pivots, count = result.pivots, result.count
     else:
-        result = rejection_pivots(kernel, x, rank, share, key, block)
+        result = rejection_pivots(kernel, x, rank, share, key, min(block, size(x)))
         pivots, count = result.index, result.count
     return Landmarks(take(x, pivots[:rank]), jnp.arange(rank) < count)
 

@@ -10,11 +10,12 @@ from .._numerics import matmul, safe_divide
 from .._typing import Array, Float, Int, Points, PRNGKeyArray
 from ..kernels import AbstractKernel
 
-#: The residuals of all points are computed anew once so many proposals, as a share of the points, have been refused.
+#: All residuals are computed anew once this share of n proposals has been refused, `_TILE` points by `_GROUP` pivots at a time.
 _REFUSALS = 1 / 16
-
-#: They are computed for so many points and pivots at a time.
 _TILE, _GROUP = 2048, 64
+
+#: The share of proposals goes up by this if so few are missing that they should suffice.
+_PATIENCE = 4
 
 
 class _Sample(eqx.Module):
@@ -41,15 +42,16 @@ class Pivots(eqx.Module):
 
 
 class _Proposals(eqx.Module):
-    """Where the proposals from one state of the residuals stand; `trace` and `largest` are of the residuals now, from the
-    latest of them: an estimate for all points, and the largest of their own.
+    """Where the proposals from one state of the residuals stand.
+
+    From the latest block: `trace`, an estimate of the sum of all residuals before it, and `least`, a lower bound of it after.
     """
 
     pivots: Pivots
     step: Int[Array, ""]
     refused: Int[Array, ""]
     trace: Float[Array, ""]
-    largest: Float[Array, ""]
+    least: Float[Array, ""]
 
 
 @eqx.filter_jit
@@ -59,8 +61,9 @@ def rejection_pivots(
     """Randomly pivoted Cholesky, `block` proposals at a time.
 
     A point is proposed in proportion to its residual as last computed, and accepted with the share of it that is left: so the
-    law is that of one pivot at a time (Epperly, Tropp and Webber 2024). The residual of a proposal costs O(r^2 + r d), whatever
-    n is. Those of all points, O(n r^2 + n r d) with memory O(n), are computed anew once too many proposals were refused.
+    law is that of one pivot at a time (Epperly and Moreno 2023; in blocks: Epperly, Tropp and Webber 2024). The residual of a
+    proposal costs O((r + block)^2 + r d), whatever n is. Those of all points, O(n r^2 + n r d) with memory O(n), are computed
+    anew once too many proposals were refused.
     """
     kernel, x = lax.stop_gradient((kernel, x))
     sample = _Sample(kernel, x, kernel.diagonal(x))
@@ -78,19 +81,20 @@ def rejection_pivots(
 
         def going(now: _Proposals):
             missing = (rank - now.pivots.count).astype(dtype)
-            nearly = missing * cumulative[-1] <= budget * now.trace  # as many proposals to come, if the trace stays
-            return unfinished & (missing > 0) & ((now.refused <= budget) | nearly) & (now.trace > limit)
+            few = missing * cumulative[-1] <= budget * now.trace  # proposals to come, if the trace stays
+            allowed = jnp.where(few, _PATIENCE * budget, budget)
+            return unfinished & (missing > 0) & (now.refused <= allowed) & (now.trace > limit)
 
         start = _Proposals(
             eqx.tree_at(lambda p: p.count, pivots, kept),
             step,
             jnp.zeros_like(step),
             jnp.sum(residual),
-            jnp.asarray(jnp.inf, dtype),
+            jnp.asarray(0, dtype),
         )
         end = lax.while_loop(going, lambda now: _propose(sample, residual, cumulative, rank, key, block, now), start)
-        # The residual of one point bounds the trace from below, now and before every pivot: no need to compute it.
-        certain = (end.pivots.count == rank) & (end.largest > limit)
+        # A trace above the limit now was so before every pivot: no need to compute it.
+        certain = (end.pivots.count == rank) & (end.least > limit)
         return end.pivots, end.step, unfinished & ~certain & (end.pivots.count > kept)
 
     none = Pivots(jnp.zeros(width, int), jnp.zeros((width, width), dtype), jnp.asarray(0))
@@ -110,16 +114,20 @@ def _propose(sample: _Sample, residual, cumulative, rank: int, key, block: int, 
     again = jnp.any((candidates[:, None] == pivots.index) & pivots.filled, axis=1)
     heights = jnp.where(again, 0, jnp.maximum(jnp.diagonal(matrix), 0))
     bars = residual[candidates] * jax.random.uniform(accept, (block,), residual.dtype)
-    bars = jnp.maximum(bars, 4 * jnp.finfo(residual.dtype).eps * jnp.max(sample.diagonal))
+    floor = 4 * jnp.finfo(residual.dtype).eps * jnp.max(sample.diagonal)  # rounding errors are no pivots
     room = rank - pivots.count
-    chosen, columns, added, rest = choose_pivots(matrix, candidates, heights, bars, False, block, room)
+    chosen, columns, added, rest = choose_pivots(
+        matrix, candidates, heights, jnp.maximum(bars, floor), False, block, room
+    )
 
     lower = lax.dynamic_update_slice(pivots.lower, own[:, chosen].T, (pivots.count, 0))
     lower = lax.dynamic_update_slice(lower, columns[chosen], (pivots.count, pivots.count))
     index = lax.dynamic_update_slice(pivots.index, candidates[chosen], (pivots.count,))
-    trace = cumulative[-1] * jnp.mean(safe_divide(rest, residual[candidates]))
+    trace = cumulative[-1] * jnp.mean(safe_divide(jnp.where(heights > floor, heights, 0), residual[candidates]))
+    repeated = jnp.any(jnp.tril(candidates[:, None] == candidates, -1), axis=1)
+    least = jnp.sum(jnp.where(repeated, 0, rest))
     pivots = Pivots(index, lower, pivots.count + added)
-    return _Proposals(pivots, now.step + 1, now.refused + block - added, trace, jnp.max(rest))
+    return _Proposals(pivots, now.step + 1, now.refused + block - added, trace, least)
 
 
 def _residuals(sample: _Sample, pivots: Pivots) -> tuple[Float[Array, " n"], Float[Array, " q"]]:
@@ -172,7 +180,10 @@ def draw_indices(key: PRNGKeyArray, weights: Float[Array, " n"], count: int) -> 
 
 
 def choose_pivots(matrix, candidates, heights, bars, greedy: bool, block: int, room):
-    """Pivots among candidates: those, the largest first or in their order, that are above their bar when their turn comes.
+    """Pivots among candidates: those that are above their bar when their turn comes.
+
+    Turns go to the largest height that is left (`greedy`, as many as `block`), or to all candidates in their order. At most
+    `room` (an array) and `block` (static) are chosen.
 
     **Returns:** positions of the chosen `[block]`, columns of their Cholesky decomposition `[c, block]`, their number, and
     the residuals `[c]` that they leave.
