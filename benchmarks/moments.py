@@ -66,7 +66,7 @@ batched = jax.jit(jax.vmap(lambda f, o: f.expectation(kbr.filter(f, o)), in_axes
 
 
 def step_against_size() -> dict[str, dict[str, float]]:
-    """Milliseconds of a step and seconds of fitting, for each training size; steps are timed in turn, the least of five medians."""
+    """Milliseconds of a step and seconds of fitting, for each training size; steps are timed in turn, the least of 15 medians."""
     states, observations = simulate("b", SIZES[-1] + 1, np.random.default_rng(0))
     sequence = jnp.asarray(simulate("b", STEPS, np.random.default_rng(1))[1])
     filters, seconds = {}, {}
@@ -74,7 +74,7 @@ def step_against_size() -> dict[str, dict[str, float]]:
         start = time.perf_counter()
         filters[n] = jax.block_until_ready(fit(states[: n + 1], observations[:n], cells=True))
         seconds[n] = time.perf_counter() - start
-    rounds = [{n: reporting.milliseconds(lambda f=f: run(f, sequence)) for n, f in filters.items()} for _ in range(5)]
+    rounds = [{n: reporting.milliseconds(lambda f=f: run(f, sequence)) for n, f in filters.items()} for _ in range(15)]
     return {f"n = {n}": {"ms per step": min(r[n] for r in rounds) / STEPS, "seconds to fit": seconds[n]} for n in SIZES}
 
 
