@@ -22,7 +22,7 @@ from .rotation_references import NOISE, simulate, transition
 
 COMMAND = "python -m benchmarks.transition_operators"
 PAIRS, RANK, QUERIES, BANDWIDTH, STEPS, SIMULATIONS = 1000, 200, 1000, 0.3, 5, 2000
-REGULARIZERS, RANKS = 10.0 ** np.arange(-9.0, -2.0), (25, 100)
+REGULARIZERS, RANKS = 10.0 ** np.arange(-9.0, -2.0), (25, 100, 200)
 
 
 @functools.partial(jax.jit, static_argnums=3)

@@ -7,14 +7,14 @@ from jax import lax
 
 from .._checks import size, take
 from .._numerics import matmul, safe_divide
-from .._typing import Array, Float, Int, Points, PRNGKeyArray
+from .._typing import Array, Bool, Float, Int, Points, PRNGKeyArray
 from ..kernels import AbstractKernel
 
 #: All residuals are computed anew once this share of n proposals has been refused, `_TILE` points by `_GROUP` pivots at a time.
 _REFUSALS = 1 / 16
 _TILE, _GROUP = 2048, 64
 
-#: The share of proposals goes up by this if so few are missing that they should suffice.
+#: The limit is so many times higher where the pivots still missing should come within it.
 _PATIENCE = 4
 
 
@@ -32,7 +32,8 @@ class Pivots(eqx.Module):
     count: Int[Array, ""]
 
     @property
-    def filled(self):
+    def filled(self) -> Bool[Array, " q"]:
+        """Which rows are filled."""
         return jnp.arange(self.index.shape[0]) < self.count
 
     def factor(self) -> Float[Array, "q q"]:

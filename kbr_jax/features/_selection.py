@@ -245,6 +245,8 @@ def random_landmarks(
     A proposal costs O((r + block)^2 + r d), whatever n is; all residuals are computed anew, O(n r^2 + n r d), when about
     n / 16 proposals have been refused, and at the end if the tolerance may have been reached. Memory O(n + (r + block)^2).
     For `block` None, 1 below 4000 points and 64 from there on.
+
+    **Returns:** r `Landmarks` `[r, ...]` in the order of choice; not `active` after the stop. No gradient flows through them.
     """
     kernel, x, rank, share = _checked(kernel, x, rank, tolerance)
     block = _as_block(block, x, _MANY_RANDOM)
