@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ._typing import Array, Float, Inexact
+from ._typing import Array, Bool, Float, Inexact
 
 #: Gram matrices lose positive definiteness in the TF32 and bfloat16 products that accelerators default to.
 HIGHEST = lax.Precision.HIGHEST
@@ -64,65 +64,119 @@ def squared_distances(
     x: Float[Array, "n d"], y: Float[Array, "m d"], scale: Float[Array, "*d"] | float = 1.0
 ) -> Float[Array, "n m"]:
     r"""Squared Euclidean distances $\sum_c ((x_{ic} - y_{jc}) / h_c)^2$ for `scale` h (one number, or one a coordinate), shape
-    `[n, m]`, cost O(n m d), memory O(n m).
+    `[n, m]`, cost O(n m d), memory O(n m). Apart from rounding, no distance depends on the other points.
 
-    Above 16 coordinates one matrix product does the work. Both samples are first shifted by their common centre:
-    in float32 the error of $|x|^2 + |y|^2 - 2 x y$ grows with the square of the distance from the origin. What is below
-    the rounding error of that form counts as zero, so that a point and its copy are at distance 0.
+    Above 16 coordinates one matrix product does the work, of points shifted by their common centre: the error of
+    $|x|^2 + |y|^2 - 2 x y$ grows with the square of the distance from there. Where that would leave fewer than half of the
+    digits (a point more than 1 / eps^{1/4} scales from the centre: 50 in float32, 8000 in float64), the squares are summed as
+    for few coordinates, up to three times slower. What is below the rounding error of the product counts as zero, so that
+    a point and its copy are at distance 0.
     """
-    if x.shape[1] <= _DIRECT_DIMENSIONS:
-        return _direct_squares(x, y, jnp.asarray(scale, x.dtype))
-    x, y = _centred(x, y)
-    x, y = x / scale, y / scale
-    norms = jnp.sum(x**2, 1)[:, None] + jnp.sum(y**2, 1)[None, :]
-    squares = norms - 2 * matmul(x, y.T)
-    return jnp.where(squares > 8 * jnp.finfo(x.dtype).eps * norms, squares, 0)
-
-
-def _centred(x: Float[Array, "n d"], y: Float[Array, "m d"]) -> tuple[Float[Array, "n d"], Float[Array, "m d"]]:
-    centre = lax.stop_gradient((jnp.sum(x, 0) + jnp.sum(y, 0)) / (x.shape[0] + y.shape[0]))
-    return x - centre, y - centre
-
-
-def _weighted_squares(
-    x: Float[Array, "n d"], y: Float[Array, "m d"], weights: Float[Array, "*d"]
-) -> Float[Array, "n m"]:
-    # One vector operation a coordinate over all pairs: a reduction over an axis of d numbers does not use vector units.
-    columns = y.T
-    total = jnp.zeros((x.shape[0], y.shape[0]), x.dtype)
-    for c in range(x.shape[1]):
-        squares = (x[:, c, None] - columns[c, None, :]) ** 2
-        total = total + (weights[c] * squares if weights.ndim else squares)
-    return total if weights.ndim else weights * total
+    return _squares(x, y, jnp.asarray(scale, x.dtype))
 
 
 @jax.custom_jvp
 @jax.jit
-def _direct_squares(x: Float[Array, "n d"], y: Float[Array, "m d"], scale: Float[Array, "*d"]) -> Float[Array, "n m"]:
-    return _weighted_squares(x, y, 1 / scale**2)
+def _squares(x: Float[Array, "n d"], y: Float[Array, "m d"], scale: Float[Array, "*d"]) -> Float[Array, "n m"]:
+    weights = 1 / scale**2
+    if x.shape[1] <= _DIRECT_DIMENSIONS:
+        return _weighted_squares(x.T, y.T, weights)
+    near = _centred(x, y)
+
+    def product():
+        norms, squares = _product_squares(*near, weights)
+        return jnp.where(squares <= 8 * jnp.finfo(x.dtype).eps * norms, 0, squares)  # NaN stays
+
+    return lax.cond(_too_far(near, weights), lambda: _summed_squares(x, y, weights), product)
 
 
-def _direct_squares_jvp(primals, tangents):
+def _too_far(near: tuple[Array, Array], weights: Float[Array, "*d"]) -> Bool[Array, ""]:
+    """Whether some point is so far from the centre that squares multiplied out would lose half of their digits."""
+    most = jnp.finfo(weights.dtype).eps ** -0.5
+    return _in_any_batch(jnp.any(jnp.stack([jnp.any(jnp.sum(weights * part**2, 1) > most) for part in near])))
+
+
+@jax.custom_batching.custom_vmap
+def _in_any_batch(flag: Bool[Array, ""]) -> Bool[Array, ""]:
+    """`flag`, and in a batch one for all: a condition on it stays a condition, where both branches would run to select."""
+    return flag
+
+
+@_in_any_batch.def_vmap
+def _(axis_size, in_batched, flags):
+    return _in_any_batch(jnp.any(flags)), False
+
+
+def _centred(x: Float[Array, "n d"], y: Float[Array, "m d"]) -> tuple[Float[Array, "n d"], Float[Array, "m d"]]:
+    # Without what is not finite: it stays in its own row.
+    total = sum(jnp.sum(jnp.where(jnp.isfinite(part), part, 0), 0) for part in (x, y))
+    centre = lax.stop_gradient(total / (x.shape[0] + y.shape[0]))
+    return x - centre, y - centre
+
+
+def _product_squares(x: Float[Array, "n d"], y: Float[Array, "m d"], weights: Float[Array, "*d"]):
+    r"""$|x|^2 + |y|^2$ and $|x|^2 + |y|^2 - 2 x y$, both `[n, m]`."""
+    norms = jnp.sum(weights * x**2, 1)[:, None] + jnp.sum(weights * y**2, 1)[None, :]
+    return norms, norms - 2 * matmul(weights * x, y.T)
+
+
+def _summed_squares(x: Float[Array, "n d"], y: Float[Array, "m d"], weights: Float[Array, "*d"]) -> Float[Array, "n m"]:
+    """`_weighted_squares` of any number of coordinates, some at a time."""
+
+    def blocks(columns):
+        rest = -columns.shape[0] % _DIRECT_DIMENSIONS
+        return jnp.pad(columns, ((0, rest), (0, 0))).reshape(-1, _DIRECT_DIMENSIONS, columns.shape[1])
+
+    parts = blocks(x.T), blocks(y.T), blocks(jnp.broadcast_to(weights, x.shape[1])[:, None])[..., 0]
+
+    @jax.checkpoint  # or reverse mode in the weights would keep n m d squares
+    def add(b, total):
+        return total + _weighted_squares(*(part[b] for part in parts))
+
+    return lax.fori_loop(0, parts[0].shape[0], add, jnp.zeros((x.shape[0], y.shape[0]), x.dtype))
+
+
+def _weighted_squares(
+    x: Float[Array, "d n"], y: Float[Array, "d m"], weights: Float[Array, "*d"]
+) -> Float[Array, "n m"]:
+    # One vector operation a coordinate over all pairs: a reduction over an axis of d numbers does not use vector units.
+    total = jnp.zeros((x.shape[1], y.shape[1]), x.dtype)
+    for c in range(x.shape[0]):
+        squares = (x[c, :, None] - y[c, None, :]) ** 2
+        total = total + (weights[c] * squares if weights.ndim else squares)
+    return total if weights.ndim else weights * total
+
+
+def _squares_jvp(primals, tangents):
     r"""$2 \sum_c h_c^{-2} (x_c - y_c)(dx_c - dy_c)$ by matrix products, in both modes: four times as fast as differentiating the sum.
 
     Multiplied out it cancels, but only to the first order, and the points are centred first.
     """
     (x, y, scale), (dx, dy, dscale) = primals, tangents
-    squares = _direct_squares(x, y, scale)
-    near_x, near_y = (2 * part / scale**2 for part in _centred(x, y))
+    squares = _squares(x, y, scale)
+    near_x, near_y = _centred(x, y)
     total = jnp.zeros_like(squares)
     if not _is_zero(dx):
-        total = total + jnp.sum(near_x * dx, 1)[:, None] - matmul(dx, near_y.T)
+        weighted = 2 / scale**2 * dx
+        total = total + jnp.sum(near_x * weighted, 1)[:, None] - matmul(weighted, near_y.T)
     if not _is_zero(dy):
-        total = total + jnp.sum(near_y * dy, 1)[None, :] - matmul(near_x, dy.T)
+        weighted = 2 / scale**2 * dy
+        total = total + jnp.sum(near_y * weighted, 1)[None, :] - matmul(near_x, weighted.T)
     if not _is_zero(dscale) and scale.ndim == 0:
         total = total - 2 * dscale / scale * squares
+    elif not _is_zero(dscale) and x.shape[1] <= _DIRECT_DIMENSIONS:
+        total = total + _weighted_squares(x.T, y.T, -2 * dscale / scale**3)
     elif not _is_zero(dscale):
-        total = total + _weighted_squares(x, y, -2 * dscale / scale**3)
+        slope = -2 * dscale / scale**3
+        total = total + lax.cond(
+            _too_far(lax.stop_gradient((near_x, near_y)), lax.stop_gradient(1 / scale**2)),
+            lambda: _summed_squares(x, y, slope),
+            lambda: _product_squares(near_x, near_y, slope)[1],
+        )
     return squares, total
 
 
-_direct_squares.defjvp(_direct_squares_jvp, symbolic_zeros=True)
+_squares.defjvp(_squares_jvp, symbolic_zeros=True)
 
 
 def _is_zero(tangent: object) -> bool:

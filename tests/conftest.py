@@ -1,6 +1,7 @@
 """Two legs, two processes: float64 with checked shapes, and float32 (KBR_TEST_PRECISION=32) without the checker."""
 
 import os
+import zlib
 
 # Small solves in many threads crawl beside other work. Before scipy is imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -10,6 +11,8 @@ os.environ.setdefault("PJRT_NPROC", str(max(16, os.cpu_count() or 1)))
 
 import jax
 import jaxtyping
+import numpy as np
+import pytest
 
 FLOAT32 = os.environ.get("KBR_TEST_PRECISION", "64") == "32"
 
@@ -32,3 +35,10 @@ if not FLOAT32:
     if jax.__version_info__ < (0, 11):
         flags.append("--xla_cpu_use_fusion_emitters=false")
 os.environ.setdefault("XLA_FLAGS", " ".join(flags))
+
+
+@pytest.fixture(autouse=True)
+def _draws_of_this_test_alone(request, monkeypatch):
+    """A test that draws from its module's `RNG` gets the same numbers alone, in any order and on any worker."""
+    if hasattr(request.module, "RNG"):
+        monkeypatch.setattr(request.module, "RNG", np.random.default_rng(zlib.crc32(request.node.nodeid.encode())))

@@ -171,6 +171,50 @@ def test_squared_distances_are_never_negative(d):
     assert float(jnp.min(squared_distances(x, x))) >= 0 and all_finite((distances, gradient))
 
 
+@pytest.mark.parametrize("d", [3, 17, 40])
+def test_no_distance_depends_on_the_other_points(d):
+    x, y = (normal(seed, 6, d).astype(jnp.float32) for seed in (36, 37))
+    alone = squared_distances(x, y)
+    for stray in (1e5, jnp.inf, jnp.nan):
+        for found in (squared_distances(x.at[-1].set(stray), y)[:-1], squared_distances(y, x.at[-1].set(stray)).T[:-1]):
+            close(found, alone[:-1], rtol=1e-5)
+    assert bool(jnp.all(jnp.isnan(squared_distances(x.at[-1, 0].set(jnp.nan), y)[-1])))
+
+
+@pytest.mark.parametrize("d", [3, 17, 40])
+@pytest.mark.parametrize("scale", ["one", "each"])
+def test_distances_within_clusters_far_apart(d, scale):
+    x = jnp.concatenate([normal(38, 3, d), 3e3 + normal(39, 3, d)]).astype(jnp.float32)
+    scale = jnp.asarray(0.7 if scale == "one" else 0.5 + np.arange(d) / d, jnp.float32)
+    wide = np.asarray(x, np.float64) / np.asarray(scale, np.float64)
+    exact = ((wide[:, None] - wide[None]) ** 2).sum(-1)
+    close(squared_distances(x, x, scale), exact, rtol=1e-5, atol=1e-5)
+    ours, double = (
+        jax.grad(lambda x, scale: jnp.sum(jnp.exp(-squared_distances(x, x, scale) / d)), argnums=(0, 1))(*arguments)
+        for arguments in ((x, scale), (x.astype(jnp.float64), scale.astype(jnp.float64)))
+    )
+    for found, expected in zip(ours, double, strict=True):
+        close(found, expected, rtol=1e-2, atol=1e-2)
+
+
+def test_in_a_batch_one_way_is_taken_for_all():
+    x = normal(38, 3, 5, 20).astype(jnp.float32).at[1, 0].add(1e4)
+    found = jax.vmap(squared_distances)(x, x)
+    close(found, np.stack([squared_distances(one, one) for one in x]), rtol=1e-4, atol=1e-4)
+    compiled = jax.jit(jax.vmap(squared_distances)).lower(x, x).compile().as_text()
+    assert " conditional(" in compiled
+
+
+def test_the_gradient_in_many_scales_keeps_no_squares():
+    x, scale = normal(38, 64, 160), jnp.full(160, 2.0)
+    gradient = jax.jit(jax.grad(lambda scale: jnp.sum(jnp.exp(-squared_distances(x, x, scale)))))
+    memory = gradient.lower(scale).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 64 * 64 * 160 * 8 / 3
+    check_gradient(lambda x, scale: jnp.sum(jnp.exp(-squared_distances(x, x, scale) / 160)), x, scale)
+    hessian = jax.hessian(lambda scale: jnp.sum(jnp.exp(-squared_distances(x[:3], x[:3], scale) / 160)))(scale[:160])
+    close(hessian, hessian.T)
+
+
 def test_safe_sqrt():
     x = jnp.asarray([-1.0, 0.0, 4.0])
     close(safe_sqrt(x), [0, 0, 2])

@@ -213,7 +213,7 @@ def test_many_points_are_chosen_in_blocks():
 # k-means++
 
 
-CLUSTERS = np.repeat(10 * np.eye(5), 40, axis=0) + 0.1 * RNG.normal(size=(200, 5))
+CLUSTERS = np.repeat(10 * np.eye(5), 40, axis=0) + 0.01 * RNG.normal(size=(200, 5))
 
 
 @pytest.mark.parametrize("kernel", [None, kbr.Gaussian(1.0)])
