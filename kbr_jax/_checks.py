@@ -1,6 +1,7 @@
 """What is checked at the library's edges: shapes and dtypes at trace time, values where they are concrete."""
 
 import operator
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -52,6 +53,28 @@ def padded(points: Points, missing: int) -> Points:
     return jax.tree.map(lambda leaf: jnp.concatenate([leaf, jnp.repeat(leaf[-1:], missing, axis=0)]), points)
 
 
+def _is_float(leaf: Array) -> bool:
+    return jnp.issubdtype(leaf.dtype, jnp.floating)
+
+
+def like(points: Points, reference: Points) -> Points:
+    """The points in the precision of another sample of their kind, so that a computation has one dtype."""
+    if jax.tree.structure(points) != jax.tree.structure(reference):
+        return points
+    return jax.tree.map(lambda a, b: a.astype(b.dtype) if _is_float(a) and _is_float(b) else a, points, reference)
+
+
+def in_one_precision(*samples: Points) -> tuple[Points, ...]:
+    """The samples with all their real numbers in one dtype, the widest among them."""
+    dtypes = [leaf.dtype for leaf in jax.tree.leaves(samples) if _is_float(leaf)]
+    return in_precision(samples, max(dtypes, key=lambda dtype: jnp.finfo(dtype).bits, default=None))
+
+
+def in_precision(tree: Any, dtype: Any) -> Any:
+    """A pytree of arrays with its real numbers in the given dtype."""
+    return jax.tree.map(lambda leaf: leaf.astype(dtype) if _is_float(leaf) else leaf, tree)
+
+
 def check_alike(points: Points, name: str, reference: Points, reference_name: str) -> None:
     """Two samples must hold the same kind of point: one tree structure, the same shape of every leaf behind axis 0."""
     if jax.tree.structure(points) != jax.tree.structure(reference):
@@ -78,9 +101,9 @@ def as_batch(points: Points, name: str, reference: Points, reference_name: str) 
     """One point or a batch of points, as a batch `[b, ...]`, and whether it was one point.
 
     `reference` is a sample of the same domain, so there is no guessing: a leaf with the rank of a sample is a batch,
-    a leaf with one axis less is one point, anything else is a `ValueError`.
+    a leaf with one axis less is one point, anything else is a `ValueError`. Real numbers get the precision of the reference.
     """
-    points = jax.tree.map(jnp.asarray, points)
+    points = like(jax.tree.map(jnp.asarray, points), reference)
     if jax.tree.structure(points) == jax.tree.structure(reference):
         pairs = list(zip(jax.tree.leaves(points), jax.tree.leaves(reference), strict=True))
         if all(leaf.shape == like.shape[1:] for leaf, like in pairs):
@@ -110,7 +133,7 @@ def as_positive(value: ArrayLike, name: str, *, scalar: bool = False) -> Float[A
     A number, or a concrete array, that is not positive (or is NaN) is a `ValueError`. A traced value is not looked at:
     inside `jit` and `grad`, positivity is the caller's, by the parametrisation.
     """
-    array = _as_float(value)
+    array = as_float(value)
     if scalar and array.ndim:
         raise ValueError(f"`{name}` must be one number, got shape {array.shape}; use `vmap` for several.")
     if is_concrete(array) and not np.all(np.asarray(array) > 0):
@@ -120,7 +143,7 @@ def as_positive(value: ArrayLike, name: str, *, scalar: bool = False) -> Float[A
 
 def as_non_negative(value: ArrayLike, name: str, *, scalar: bool = False) -> Float[Array, "..."]:
     """As `as_positive`, with 0 allowed."""
-    array = _as_float(value)
+    array = as_float(value)
     if scalar and array.ndim:
         raise ValueError(f"`{name}` must be one number, got shape {array.shape}; use `vmap` for several.")
     if is_concrete(array) and not np.all(np.asarray(array) >= 0):
@@ -130,13 +153,14 @@ def as_non_negative(value: ArrayLike, name: str, *, scalar: bool = False) -> Flo
 
 def as_share(value: ArrayLike, name: str) -> Float[Array, ""]:
     """A number in [0, 1) as a floating-point scalar; a concrete value outside is a `ValueError`."""
-    array = _as_float(value)
+    array = as_float(value)
     if array.ndim or (is_concrete(array) and not 0 <= float(array) < 1):
         raise ValueError(f"`{name}` must be one number in [0, 1), got {value}.")
     return array
 
 
-def _as_float(value: ArrayLike) -> Float[Array, "..."]:
+def as_float(value: ArrayLike) -> Float[Array, "..."]:
+    """`value` as a floating-point array; integers and booleans in the default precision."""
     array = jnp.asarray(value)
     # The cast also drops the weak type of Python numbers, which would compile every program twice.
     return array.astype(array.dtype if jnp.issubdtype(array.dtype, jnp.floating) else float)

@@ -114,6 +114,14 @@ CASES = {
         lambda: kbr.gram(kbr.Gaussian(jnp.ones(2)), Y),
         r"bandwidths of shape \(2,\), but a point of `x` has shape \(3,\)",
     ),
+    "a column of kernel values": (
+        lambda: kbr.embed(lambda a, b: jnp.exp(-((a - b) ** 2)), X),
+        r"must return one number for two single points, got shape \(\d+,\)",
+    ),
+    "negative histogram": (
+        lambda: kbr.gram(kbr.RBFChiSquared(), X - 10),
+        "RBFChiSquared is a kernel on histograms, but `x` has negative coordinates",
+    ),
     "histogram of labels": (
         lambda: kbr.gram(kbr.HistogramIntersection(), LABELS),
         "HistogramIntersection .* `x` has dtype int",
@@ -133,6 +141,7 @@ CASES = {
     "a pair for one kernel": (lambda: kbr.gram(G, (X, X)), "Gaussian .* single arrays, .* `x` is a tuple of 2 parts"),
     "diagonal": (lambda: kbr.diagonal(G, EMPTY), "`x` is an empty sample"),
     "median of one": (lambda: kbr.median_heuristic(X[:1]), "at least 2 points, got 1"),
+    "median of a point": (lambda: kbr.median_heuristic(X, max_points=1), "`max_points` must be at least 2"),
     "median of labels": (lambda: kbr.median_heuristic(LABELS), "`x` has dtype int"),
     "median without a key": (lambda: kbr.median_heuristic(X, max_points=3), "`x` has 6 > max_points = 3 .* `key`"),
     "median of nan": (lambda: kbr.median_heuristic(NAN), "`x` contains NaN or infinity; remove or impute"),
@@ -269,6 +278,10 @@ CASES = {
     ),
     "truncation range": (lambda: fit_filter(truncation=1.5), r"`truncation` must be one number in \[0, 1\), got 1.5"),
     "truncation negative": (lambda: fit_filter(truncation=-0.1), r"`truncation` must be one number in \[0, 1\)"),
+    "recovery form a": (
+        lambda: fit_filter(form="a", recovery=kbr.Recovery(restart_below=0.5)),
+        "form \\(a\\) keeps its belief on the successors: use form 'b' or 'importance'",
+    ),
     "restart share": (
         lambda: kbr.Recovery(restart_below=1.0),
         r"`restart_below` must be one number in \[0, 1\), got 1",

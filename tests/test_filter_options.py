@@ -1,5 +1,6 @@
 """Options of the kernel Bayes filter that must not change the answer, and those that must."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -40,6 +41,55 @@ def test_fewer_than_the_active_weights_is_an_approximation():
     assert np.all(np.sum(few != 0, axis=1) <= 5) and np.abs(few - full).max() > 1e-6
 
 
+@pytest.mark.parametrize("form", ["b", "importance"])
+def test_from_a_flat_prior_the_most_likely_weights_are_taken(form):
+    at, options = 40, {"form": form, "recovery": None}
+    few, full = (
+        kbr.filter(filt, OBSERVATIONS[at : at + 1], read=lambda step, filt=filt: kbr.mean(filt.belief(step.weights)))[0]
+        for filt in (fit(max_active=15, **options), fit(**options))
+    )
+    assert np.linalg.norm(few - full) < 0.1 < np.linalg.norm(kbr.mean(fit().belief(jnp.eye(60)[:15].mean(0))) - full)
+
+
+def filters(states, observations):
+    kernels = kbr.Gaussian(0.7), kbr.Gaussian(0.6)
+    options = {"regularizer": 1e-3, "posterior_regularizer": 1e-4}
+    landmarks = {"landmarks_states": 8, "landmarks_observations": 6}
+    yield kbr.KernelBayesFilter.fit(*kernels, states, observations, **options)
+    yield kbr.KernelBayesFilter.fit(*kernels, states, observations, form="importance", **options, **landmarks)
+    yield kbr.MomentFilter.fit(*kernels, states, observations, **options, **landmarks)
+    cells = kbr.soft_cells(kernels[0], kbr.given_landmarks(states[:40:5]))
+    yield kbr.MomentFilter.fit(*kernels, states, observations, cells=cells, **options, **landmarks)
+    yield kbr.ApproximateFilter.fit(*kernels, states, observations, regularizer=1e-3)
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_an_observation_beyond_all_kernels_is_as_if_missing(number):
+    filt = list(filters(STATES, OBSERVATIONS))[number]
+    stray = kbr.filter(filt, TESTS.at[5].set(1e3))
+    missing = kbr.filter(filt, TESTS, observed=jnp.arange(12) != 5)
+    assert stray.evidence[5] == 0 and np.isnan(missing.evidence[5])
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(np.delete(a, 5, 0), np.delete(b, 5, 0)), stray, missing)
+    unmarked = kbr.filter(filt, TESTS.at[5].set(jnp.nan))
+    assert np.all(np.isnan(jax.tree.leaves(unmarked)[0][6:]))
+
+
+@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("narrow", ["states", "observations", "new"])
+def test_samples_of_two_precisions(number, narrow):
+    def single(name, points):
+        return points.astype(jnp.float32 if name == narrow else points.dtype)
+
+    filt = list(filters(single("states", STATES), single("observations", OBSERVATIONS)))[number]
+    prior = kbr.embed(kbr.Gaussian(0.7), single("new", STATES[:3]))
+    run = jax.tree.leaves(kbr.filter(filt, single("new", TESTS), prior=prior))[0]
+    step = filt.step(filt.init(prior), single("new", TESTS[0]))[1]
+    exact = list(filters(STATES, OBSERVATIONS))[number]
+    expected = jax.tree.leaves(kbr.filter(exact, TESTS, prior=kbr.embed(kbr.Gaussian(0.7), STATES[:3])))[0]
+    np.testing.assert_allclose(run, expected, atol=2e-2)
+    np.testing.assert_allclose(jax.tree.leaves(step)[0], run[0], rtol=1e-3, atol=1e-3)
+
+
 def test_the_transition_has_its_own_regularizer_in_the_two_inverse_form():
     same = weights(transition="two-inverse", transition_regularizer=1e-3)
     np.testing.assert_allclose(same, weights(transition="two-inverse"), rtol=0, atol=0)
@@ -67,3 +117,7 @@ def test_recovery_from_a_wrong_prior():
     np.testing.assert_allclose(error(kbr.Recovery()), error(None), rtol=1e-9)
     restarted = kbr.filter(fit(recovery=kbr.Recovery(restart_below=0.5)), TESTS, prior=far).restarted
     assert bool(restarted[0]) and not bool(jnp.any(restarted[1:]))
+    # How well the observation was foreseen does not depend on what it was then allowed to change.
+    for recovery in (kbr.Recovery(observation_share=0.2), kbr.Recovery(restart_below=0.5)):
+        first, plain = (kbr.filter(fit(recovery=r), TESTS[:1], prior=far).evidence[0] for r in (recovery, None))
+        np.testing.assert_allclose(first, plain, rtol=1e-12)

@@ -47,6 +47,43 @@ def test_the_best_kernel_of_several():
     close(found.p_value, np.mean(least <= least[0]))
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+@pytest.mark.parametrize("n", [8, 40, 300])
+def test_draws_equal_up_to_rounding_are_ties(dtype, n):
+    x, constant = (jnp.asarray(values, dtype)[:, None] for values in (np.arange(n) < 1, np.zeros(n)))
+    kernels = [kbr.Gaussian(jnp.asarray(h, dtype)) for h in (0.3, 0.7, 2.0)]
+    for kernel in (kernels, kernels[1]):
+        for null in ("permutation", "wild bootstrap"):
+            assert kbr.two_sample_test(kernel, x, constant, key=KEY, draws=99, null=null).p_value == 1
+    y = jnp.asarray(RNG.normal(size=(n, 1)), dtype)
+    for landmarks in (None, 3):
+        assert kbr.independence_test(kernels[1], G, y, constant, key=KEY, draws=99, landmarks=landmarks).p_value == 1
+    assert kbr.conditional_independence_test(G, G, G, y, constant, y, regularizer=1e-3, key=KEY, draws=99).p_value == 1
+    assert kbr.two_sample_test_of_blocks(kernels[1], constant, constant).p_value == 0.5
+
+
+@pytest.mark.parametrize("test", ["two samples", "several kernels", "signs", "pairs"])
+def test_p_values_of_discrete_data_count_ties(test):
+    x, y = (jnp.asarray(RNG.random((12, 1)) < 0.3, jnp.float64) for _ in range(2))
+    kernels = [kbr.Gaussian(0.3), kbr.Gaussian(2.0)]
+    if test == "pairs":
+        found = kbr.independence_test(*kernels, x, y, key=KEY, draws=199)
+    else:
+        null = "wild bootstrap" if test == "signs" else "permutation"
+        found = kbr.two_sample_test(
+            kernels if test == "several kernels" else kernels[1], x, y, key=KEY, draws=199, null=null
+        )
+    everything = np.round(np.concatenate([np.asarray(found.statistic)[None], np.asarray(found.null)]), 10)
+    ranks = (everything[None] >= everything[:, None]).sum(1).reshape(200, -1).min(1)
+    close(found.p_value, np.mean(ranks <= ranks[0]))
+    assert len(np.unique(everything)) < 60  # there are ties
+
+
+def test_keys_of_either_style():
+    new, old = (kbr.two_sample_test(G, X, Y, key=key, draws=70).null for key in (KEY, jax.random.PRNGKey(0)))
+    close(new, old)
+
+
 def test_blocks():
     x, y = X[:12], jnp.concatenate([Y, Y[:1]])
     found = kbr.two_sample_test_of_blocks(G, x, y, block=3)
@@ -58,6 +95,12 @@ def test_blocks():
     close(found.statistic, np.mean(values))
     score = np.mean(values) / np.std(values, ddof=1) * 2
     close(found.p_value, scipy.stats.norm.sf(score))
+
+
+def test_blocks_that_all_agree():
+    labels = [jnp.zeros(40, int), jnp.ones(40, int)]
+    for x, y, p_value in [(labels[0], labels[1], 0), (labels[0], labels[0], 0.5)]:
+        assert kbr.two_sample_test_of_blocks(kbr.Delta(), x, y).p_value == p_value
 
 
 @pytest.mark.parametrize("landmarks", [None, 12])

@@ -445,6 +445,27 @@ def test_precomputed_marks_indices_out_of_range(index):
     assert np.isnan(kernel(jnp.asarray(0), jnp.asarray(index)))
 
 
+@pytest.mark.parametrize("dtype", [int, bool, jnp.int8])
+def test_kernels_that_count_are_real(dtype):
+    codes = np.random.default_rng(43).integers(0, 2, (6, 5))
+    counts = (codes[:, None] == codes[None]).sum(-1)
+
+    def matches(a, b):
+        return jnp.sum(a == b).astype(dtype)
+
+    for kernel, points in [(matches, codes), (kbr.Precomputed(counts.astype(dtype)), np.arange(6, dtype=np.int8))]:
+        expected = counts.astype(dtype).astype(float)
+        close(kbr.gram(kernel, points), expected)
+        embedding = kbr.embed(kernel, points)
+        close(embedding.weights, np.full(6, 1 / 6))
+        close(kbr.evaluate(embedding, points), expected.mean(0))
+
+
+def test_precomputed_takes_small_integers():
+    matrix = np.eye(200)
+    close(kbr.gram(kbr.Precomputed(matrix), np.arange(100, dtype=np.int8)), matrix[:100, :100])
+
+
 @pytest.mark.parametrize("kind", [kbr.Gaussian, kbr.Matern32, kbr.Matern52, kbr.RationalQuadratic])
 def test_parameters_keep_single_precision(kind):
     x = jnp.asarray(vectors(41)[0], jnp.float32)

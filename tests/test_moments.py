@@ -170,6 +170,32 @@ def test_max_active_is_exact_while_truncation_leaves_fewer():
     close(same.prior, steps.prior)
 
 
+def test_max_active_takes_the_most_likely_cells_of_a_flat_prior():
+    cells = every_point_a_cell()
+    few, full = (moment_filter(cells, max_active=k, normalise=False, truncation=0.0) for k in (20, None))
+    code = full.encode(NEW[0])
+    likelihood = full.observations.encode(Y) @ code
+    chosen = jnp.zeros(N).at[jnp.argsort(-likelihood)[:20]].set(1)
+    one, other = (
+        filt.update(state, code, jnp.asarray(True)) for filt, state in ((few, few.init()), (full, chosen / N))
+    )
+    close(one[1].likelihood, other[1].likelihood)
+    close(one[0], other[0])
+
+
+def test_where_clipping_leaves_nothing_all_points_weigh_the_same():
+    far, options = kbr.embed(KX, jnp.full((1, 2), 100.0)), {"regularizer": 1e-3, "clip": True}
+    for form in ("b", "importance"):
+        ours = kbr.bayes_rule(moment_model(every_point_a_cell()), far, NEW[:3], form=form, **options)
+        expected = kbr.bayes_rule(weights_model(), far, NEW[:3], form=form, **options)
+        close(in_span(ours, KX, LX), in_span(expected, KX, LX))
+
+
+def test_a_filter_of_padding_alone_is_finite():
+    filt = moment_filter(mask=jnp.zeros(N + 1, bool))
+    assert np.all(np.isfinite(filt.init()))
+
+
 def test_prediction_is_a_step_without_observation():
     for filt in (moment_filter(), moment_filter(kbr.soft_cells(KX, LX))):
         steps = kbr.filter(filt, NEW, observed=jnp.arange(15) < 13)

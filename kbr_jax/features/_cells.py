@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._checks import as_regularizer
+from .._checks import as_regularizer, like
 from .._typing import Array, ArrayLike, Float, Points
 from ..kernels import AbstractKernel, as_kernel
 from ._landmarks import Landmarks
@@ -27,7 +27,7 @@ class SoftCells(eqx.Module):
 
     def assign(self, points: Points) -> Float[Array, "m K"]:
         """The shares $a_k(x)$ of m points; rows sum to 1. Cost O(m K d)."""
-        cross = self.kernel.gram(points, self.centres.points)
+        cross = self.kernel.gram(like(points, self.centres.points), self.centres.points)
         # k(x, x) is common to a row and drops out of the normalisation.
         logits = (2 * cross - self.kernel.diagonal(self.centres.points)) / (2 * self.temperature)
         return jax.nn.softmax(jnp.where(self.centres.active, logits, -jnp.inf), axis=-1)

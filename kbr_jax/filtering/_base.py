@@ -18,12 +18,14 @@ from .._checks import (
     check_finite,
     check_same_size,
     fill,
+    in_one_precision,
+    like,
     size,
     take,
     without_padding,
 )
-from .._numerics import AbstractFactor, matmul
-from .._typing import Array, ArrayLike, Bool, Float, Point, Points
+from .._numerics import AbstractFactor, matmul, safe_divide
+from .._typing import Array, ArrayLike, Bool, Float, Int, Point, Points
 from ..embedding import Embedding, check_unbatched
 from ..features import AbstractFeatures
 
@@ -32,9 +34,10 @@ class FilterStep(eqx.Module):
     r"""What a step, or with a leading time axis a whole run, knows of the hidden state.
 
     - `weights`: the belief after the observation, `[..., n]`, on `filter.support`; `filter.belief(weights)` is its embedding.
-    - `predicted`: the weights of the belief before the observation, as used (cleaned), `[..., n]`.
-    - `evidence`: $\langle \hat\mu_{o | h}, \psi(o) \rangle$ of the normalised prediction, how well the observation was
-      foreseen; NaN where it is missing.
+    - `predicted`: the weights of the belief before the observation, as used (cleaned), `[..., n]`. They stand on the training
+      states, also where `weights` stand on others: a `KernelBayesFilter` of form (a).
+    - `evidence`: $\langle \hat\mu_{o | h}, \psi(o) \rangle$ of the normalised prediction (before any `Recovery`), how well the
+      observation was foreseen; NaN where it is missing.
     - `restarted`: whether the belief was replaced because the observation contradicted it.
     """
 
@@ -148,6 +151,7 @@ def as_transitions(
             mask = mask[:count] & mask[1 : count + 1]
         successors = take(states, slice(1, count + 1))
         states, observations = take(states, slice(count)), take(observations, slice(lag, lag + count))
+    states, observations, successors = in_one_precision(states, observations, successors)
     states, observations, successors = (
         check_finite(without_padding(points, mask), name)
         for points, name in ((states, "states"), (observations, "observations"), (successors, "successors"))
@@ -155,11 +159,18 @@ def as_transitions(
     return states, observations, successors, mask
 
 
+def most_active(prior: Float[Array, " n"], likelihood: Float[Array, " n"], count: int) -> Int[Array, " k"]:
+    """Indices of the `count` weights of a non-negative prior that are largest times the likelihood; those that are 0 come last."""
+    likely = jnp.maximum(prior * likelihood, 0)
+    return lax.top_k(jnp.where(prior > 0, 1 + safe_divide(likely, jnp.max(likely)), 0), count)[1]
+
+
 def project_prior(features: AbstractFeatures, prior: Embedding, factor: AbstractFactor) -> Float[Array, " n"]:
     """An embedding over states as weights on the sample of `features`, by the ridge regression of `factor`."""
     check_unbatched(prior, "prior")
     check_alike(prior.points, "prior.points", features.points, "training states")
-    return features.ridge_weights(factor, matmul(prior.weights, features.encode(prior.points))[None])[0]
+    codes = features.encode(like(prior.points, features.points))
+    return features.ridge_weights(factor, matmul(prior.weights.astype(codes.dtype), codes)[None])[0]
 
 
 def filter(
@@ -187,8 +198,12 @@ def filter(
     - `segment`: for gradients through long sequences: steps between two beliefs that are stored (static).
 
     **Returns:** a `FilterStep` (a `MomentStep` from a `MomentFilter`), or what `read` made of it, with leading axis T. The first
-    call compiles; later calls of the same shapes do not. Reverse mode recomputes each step, and stores T beliefs; with a
-    `segment`, T / segment + segment beliefs, least at the root of T, for one more forward pass.
+    call compiles; later calls of the same shapes with the same function `read` do not (a lambda written in the call is a new
+    function each time). Reverse mode recomputes each step, and stores T beliefs; with a `segment`, T / segment + segment
+    beliefs, least at the root of T, for one more forward pass.
+
+    An observation so far from all training observations that each k(o_i, o) is 0 to the last digit is treated as missing, with
+    evidence 0. NaN is not: mark it in `observed`, or all later beliefs are NaN.
 
     **Raises:** `ValueError` for observations that are not of the kind of the training observations, or a mask of another
     length.
@@ -215,6 +230,7 @@ def advance(
     observations = as_points(observations, "observations")
     check_alike(observations, "observations", filt.observations.points, "training observations")
     filt.observations.kernel.check(observations, "observations")
+    observations = like(observations, filt.observations.points)
     segment = None if segment is None else as_count(segment, "segment")
     observed = as_mask(observed, size(observations), "observed")
     return _scan(filt, state, observations, controls, observed, read, segment)

@@ -4,7 +4,6 @@ from typing import Any, Literal
 
 import equinox as eqx
 import jax.numpy as jnp
-from jax import lax
 
 from .._checks import as_count, as_regularizer, as_share
 from .._numerics import AbstractFactor, matmul, safe_divide
@@ -13,7 +12,7 @@ from ..embedding import Embedding
 from ..features import AbstractFeatures, FeatureChoice, fit_features
 from ..kernels import as_kernel
 from ..rules import check_truncation, clean_weights
-from ._base import AbstractSampleFilter, FilterStep, as_transitions, project_prior
+from ._base import AbstractSampleFilter, FilterStep, as_transitions, most_active, project_prior
 
 
 class Recovery(eqx.Module):
@@ -23,8 +22,10 @@ class Recovery(eqx.Module):
     $(K + n \varepsilon I)^{-1} k(O, o)$ (what it says without any past), and $k_o = k(O, o)$:
 
     - `marginal_share` a and `observation_share` b, in [0, 1): $w \leftarrow (1 - a - b) w + |w|_1 (a / n + b v / |v|_1)$.
-    - `restart_below`, in [0, 1): $w \leftarrow v$ where the observation contradicts the belief,
+    - `restart_below`, in [0, 1): $w \leftarrow |w|_1 v / |v|_1$ where the observation contradicts the belief,
       $w^\top k_o / |w|_1 < \text{restart\_below} \cdot v^\top k_o / |v|_1$.
+
+    $|w|_1$ is the sum of the weights, which `clip=False` leaves signed. Not for form (a), whose belief stands on the successors.
 
     A share does not stay small where the posterior regularizer is: the prior drops out of rule (b) as delta -> 0, so a
     share above about sqrt(delta) competes on the likelihood alone, every step. That helps where a single observation
@@ -133,8 +134,9 @@ class KernelBayesFilter(AbstractSampleFilter):
           `"two-inverse"` for it and `"shift"` otherwise.
         - `clip`, `truncation`, `normalise`: treatment of the prior's weights (`clean_weights`). `clip=False` with
           `truncation=0` and `normalise=False` is the filter as printed.
-        - `max_active`: let Bayes' rule use only the k largest prior weights (static). Exact as long as no more are non-zero,
-          as truncation tends to arrange; a step then costs O(k r^2 + r^3), or O(k^3 + n^2) exact. Not for form (a).
+        - `max_active`: let Bayes' rule use only k prior weights (static), those that are largest times k(o_i, o). Exact as long
+          as no more are non-zero, as truncation tends to arrange, though not for the flat prior of a start; a step then costs
+          O(k r^2 + r^3), or O(k^3 + n^2) exact. Not for form (a).
         - `recovery`: what to do about wrong beliefs; nothing if None.
 
         **Raises:** `ValueError` for samples of wrong or different lengths, non-finite values, parameters out of range, or
@@ -146,7 +148,7 @@ class KernelBayesFilter(AbstractSampleFilter):
         kernel_observations.check(observations, "observations")
         transition = transition or ("two-inverse" if form == "a" else "shift")
         truncation = as_share(truncation, "truncation")
-        _check_options(form, transition, clip, truncation, max_active)
+        _check_options(form, transition, clip, truncation, max_active, recovery)
 
         state_features = fit_features(kernel_states, states, landmarks_states, mask)
         observation_features = fit_features(kernel_observations, observations, landmarks_observations, mask)
@@ -202,10 +204,12 @@ class KernelBayesFilter(AbstractSampleFilter):
         """One step for an encoded observation: clean the prior, apply Bayes' rule, predict."""
         prior = self._clean(state.weights)
         values = self.observations.expand(code[None])[0]
+        evidence = safe_divide(matmul(prior, values), jnp.sum(prior))
         prior, restarted = self._recover(prior, code, values, observed)
         belief = self._posterior(prior, state.shifted, code)
-        belief = jnp.where(observed, belief, state.shifted if self.form == "a" else prior)
-        evidence = safe_divide(matmul(prior, values), jnp.sum(prior))
+        # Far from all training observations every k(o_i, o) underflows to 0, and a belief of zeros would forget the past.
+        heard = observed & jnp.any(belief != 0)
+        belief = jnp.where(heard, belief, state.shifted if self.form == "a" else prior)
         step = FilterStep(belief, prior, jnp.where(observed, evidence, jnp.nan), restarted)
         return self._advance(belief), step
 
@@ -260,7 +264,8 @@ class KernelBayesFilter(AbstractSampleFilter):
             return shifted * self.states.ridge_values(self.state_factor, values, self.successor_codes)[0]
         active, index = prior, None
         if self.max_active is not None and self.max_active < prior.shape[0]:
-            active, index = lax.top_k(prior, self.max_active)
+            index = most_active(prior, features.expand(codes)[0], self.max_active)
+            active = prior[index]
             features, codes = features.restrict(index, codes)
         if self.form == "importance":
             belief = features.importance_posterior(active, codes, delta)[0]
@@ -300,7 +305,12 @@ class KernelBayesFilter(AbstractSampleFilter):
 
 
 def _check_options(
-    form: str, transition: str, clip: bool, truncation: Float[Array, ""], max_active: int | None
+    form: str,
+    transition: str,
+    clip: bool,
+    truncation: Float[Array, ""],
+    max_active: int | None,
+    recovery: Recovery | None,
 ) -> None:
     if form not in ("a", "b", "importance"):
         raise ValueError(f"`form` must be 'a', 'b' or 'importance', got {form!r}.")
@@ -309,6 +319,11 @@ def _check_options(
     if form == "a" and transition == "shift":
         raise ValueError(
             "Form (a) keeps its belief on the successors, which have no successors to shift to: use 'two-inverse'."
+        )
+    if form == "a" and recovery is not None:
+        raise ValueError(
+            "`recovery` changes the weights of the training states, and form (a) keeps its belief on the successors: "
+            "use form 'b' or 'importance'."
         )
     check_truncation(clip or form == "importance", truncation)
     if max_active is not None and (form == "a" or not (clip or form == "importance")):

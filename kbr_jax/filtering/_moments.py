@@ -4,9 +4,8 @@ from typing import Any, Literal
 
 import equinox as eqx
 import jax.numpy as jnp
-from jax import lax
 
-from .._checks import as_count, as_regularizer, as_share, check_alike
+from .._checks import as_count, as_regularizer, as_share, check_alike, like
 from .._numerics import PSDFactor, matmul, psd_factor, safe_divide
 from .._typing import Array, ArrayLike, Bool, Float, PointFunction, Points
 from ..embedding import Embedding, check_unbatched, guarded_sum
@@ -26,7 +25,7 @@ from ..rules import (
     posterior,
     ravel_point,
 )
-from ._base import AbstractFilter, as_transitions
+from ._base import AbstractFilter, as_transitions, most_active
 
 
 class MomentStep(eqx.Module):
@@ -149,8 +148,9 @@ class MomentFilter(AbstractFilter):
           `KernelBayesFilter.fit`.
         - `clip`, `truncation`: by default on, at .02, with soft cells, and off without, where they are impossible. A
           filter that cannot clip wants a larger `posterior_regularizer`.
-        - `max_active`: update with the k largest cells only (static): exact as long as truncation leaves no more. Saves
-          memory traffic for one sequence; for a batch the products with all cells are faster.
+        - `max_active`: update with k cells only (static), those that are largest times the likelihood of the observation: exact
+          as long as truncation leaves no more. Saves memory traffic for one sequence; for a batch the products with all cells
+          are faster.
         """
         maps = moments.maps
         clip = (maps.cells is not None) if clip is None else clip
@@ -194,25 +194,32 @@ class MomentFilter(AbstractFilter):
         if prior is not None:
             check_unbatched(prior, "prior")
             check_alike(prior.points, "prior.points", maps.x.points, "training states")
-            return self.model.coefficients(matmul(prior.weights, maps.x.encode(prior.points)))
+            codes = maps.x.encode(like(prior.points, maps.x.points)).astype(moments.total.dtype)
+            return self.model.coefficients(matmul(prior.weights.astype(codes.dtype), codes))
         if maps.cells is not None:
-            return jnp.broadcast_to(1 / moments.count, moments.mass.shape)
-        return self.model.coefficients(moments.total / moments.count)
+            return jnp.broadcast_to(safe_divide(jnp.ones_like(moments.count), moments.count), moments.mass.shape)
+        return self.model.coefficients(safe_divide(moments.total, moments.count))
+
+    def codes(self, observations: Points) -> Float[Array, "m q"]:
+        """Codes of m observations, in the precision of the moments."""
+        return self.observations.encode(observations).astype(self.moments.total.dtype)
 
     def update(
         self, state: Float[Array, " K"], code: Float[Array, " q"], observed: Bool[Array, ""]
     ) -> tuple[Float[Array, " K"], MomentStep]:
         """One step for an encoded observation: clean the prior, apply Bayes' rule, predict."""
         prior, moments = self._clean(state), self.moments
+        foreseen = matmul(moments.readout[:, :-1, -1], code)
+        evidence = safe_divide(matmul(prior, foreseen), matmul(prior, moments.mass))
         active, index = prior, slice(None)
         if self.max_active is not None and self.max_active < prior.shape[0]:
-            active, index = lax.top_k(prior, self.max_active)
+            index = most_active(prior, foreseen, self.max_active)
+            active = prior[index]
         operator = moments.operator(active, index)
         update = posterior(operator, code[None], self.posterior_regularizer, self.form == "importance")[0]
-        foreseen = matmul(matmul(active, moments.readout[index, :-1, -1]), code)
-        evidence = safe_divide(foreseen, matmul(active, moments.mass[index]))
-        # The constant behind psi: all weight on it where nothing was observed, none where something was.
-        likelihood = jnp.append(jnp.where(observed, update, 0), (~observed).astype(update.dtype))
+        # The constant behind psi: all weight on it where nothing was observed (or only what underflows), else none.
+        heard = observed & jnp.any(update != 0)
+        likelihood = jnp.append(jnp.where(heard, update, 0), (~heard).astype(update.dtype))
         step = MomentStep(prior, likelihood, jnp.where(observed, evidence, jnp.nan))
         return self._advance(active, likelihood, index), step
 

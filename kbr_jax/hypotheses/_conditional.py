@@ -79,9 +79,10 @@ def _run(
         return n * ridge * factor.solve(once.T)
 
     product = residual(grams[0] * grams[2]) * residual(grams[1])
+    sizes = [jnp.mean(jnp.abs(jnp.diagonal(gram))) for gram in grams]
 
     def statistics(normals: Float[Array, "b n"]) -> Float[Array, " b"]:
         return jnp.sum(matmul(normals, product) * normals, axis=-1) / n
 
     null = simulate(key, draws, lambda one: jax.random.normal(one, (n,), product.dtype), statistics)
-    return jnp.sum(product) / n, null
+    return jnp.sum(product) / n, null, sizes[0] * sizes[2] * sizes[1]

@@ -39,10 +39,10 @@ def local_dependence_test(
     **Raises:** `ValueError` for a model of other than pairs, or points of another kind.
     """
     operator = conditional_cross_covariance(model, x)
-    statistic, null = _run(model, operator, key, as_count(draws, "draws"))
+    found = _run(model, operator, key, as_count(draws, "draws"))
     if operator.weights.ndim == 1:
-        return from_null(statistic[0], null[:, 0])
-    return jax.vmap(from_null, in_axes=(0, 1))(statistic, null)
+        return from_null(*(part[..., 0] for part in found))
+    return jax.vmap(from_null, in_axes=(0, 1, 0))(*found)
 
 
 @eqx.filter_jit
@@ -55,13 +55,14 @@ def _run(model: ConditionalEmbedding, operator: CrossCovariance, key: PRNGKeyArr
         once = gram - matmul(fitted, gram)
         return once - matmul(once, fitted.T)
 
-    product = residual(operator.kernel_x.gram(operator.x, operator.x)) * residual(
-        operator.kernel_y.gram(operator.y, operator.y)
-    )
+    grams = [operator.kernel_x.gram(operator.x, operator.x), operator.kernel_y.gram(operator.y, operator.y)]
+    product = residual(grams[0]) * residual(grams[1])
+    sizes = [jnp.mean(jnp.abs(jnp.diagonal(gram))) for gram in grams]
 
     def statistics(signs: Float[Array, "s n"]) -> Float[Array, "s b"]:
         terms = signs[:, None] * beta
         return jnp.sum(matmul(terms, product) * terms, axis=-1)
 
     null = simulate(key, draws, lambda one: jax.random.rademacher(one, beta.shape[1:], beta.dtype), statistics)
-    return statistics(jnp.ones((1, beta.shape[1]), beta.dtype))[0], null
+    magnitude = sizes[0] * sizes[1] * jnp.sum(jnp.abs(beta), axis=1) ** 2
+    return statistics(jnp.ones((1, beta.shape[1]), beta.dtype))[0], null, magnitude

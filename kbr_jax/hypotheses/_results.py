@@ -20,6 +20,8 @@ class TestResult(eqx.Module):
     - `statistic`: as the test defines it, one for each kernel if several were given.
     - `null`: `[draws]` (or `[draws, kernels]`), the statistic under permutations or random signs; empty for tests of blocks.
 
+    What agrees with the statistic up to rounding counts as equal to it: on discrete data many permutations do.
+
     `local_dependence_test` at many points has them as a leading axis of all three.
     """
 
@@ -36,22 +38,33 @@ def simulate(
     """`statistics` of `count` draws: of a batch `[b, ...]` of them at a time, so that products with matrices stay products."""
     size = min(_BATCH, count)
     batches = -(-count // size)
-    keys = jax.random.split(key, batches * size).reshape(batches, size)
+    keys = jax.random.split(key, batches * size)
+    keys = keys.reshape(batches, size, *keys.shape[1:])  # of new style or old
     found = lax.map(lambda batch: statistics(jax.vmap(draw)(batch)), keys)
     return found.reshape(batches * size, *found.shape[2:])[:count]
 
 
-def from_null(statistic: Float[Array, "*kernels"], null: Float[Array, "draws *kernels"]) -> TestResult:
-    r"""The p-value $(1 + \#\{b : T_b \ge T\}) / (1 + B)$, exact for permutations.
+def rounding(magnitude: Float[Array, "*s"]) -> Float[Array, "*s"]:
+    """What sums of terms that add up to `magnitude` without their signs may differ by, in another order."""
+    return 16 * jnp.finfo(magnitude.dtype).eps * magnitude
+
+
+def from_null(
+    statistic: Float[Array, "*kernels"], null: Float[Array, "draws *kernels"], magnitude: Float[Array, "*kernels"]
+) -> TestResult:
+    r"""The p-value $(1 + \#\{b : T_b \ge T\}) / (1 + B)$, exact for permutations; `magnitude` of the terms of T: see `rounding`.
 
     With several kernels T is first replaced by its own rank among all $1 + B$ values, kernel by kernel; the least p-value over
     kernels is then compared with those of the permutations, which have chosen among kernels just as often (Westfall and Young 1993).
     """
+    tie = rounding(magnitude)
     if statistic.ndim == 0:
-        return TestResult((1 + jnp.sum(null >= statistic)) / (1 + null.shape[0]), statistic, null)
+        return TestResult((1 + jnp.sum(null >= statistic - tie)) / (1 + null.shape[0]), statistic, null)
     everything = jnp.concatenate([statistic[None], null])
     ordered = jnp.sort(everything, axis=0)
     # How many values are at least as large, ties included.
-    below = jax.vmap(lambda column, values: jnp.searchsorted(column, values, side="left"), 1, 1)(ordered, everything)
+    below = jax.vmap(lambda column, values: jnp.searchsorted(column, values, side="left"), 1, 1)(
+        ordered, everything - tie
+    )
     least = jnp.min(everything.shape[0] - below, axis=1)
     return TestResult(jnp.mean((least <= least[0]).astype(statistic.dtype)), statistic, null)

@@ -12,7 +12,7 @@ from .._checks import as_count, as_points, check_alike, check_finite, check_same
 from .._numerics import matmul, safe_sqrt
 from .._typing import Array, Float, Points, PRNGKeyArray
 from ..kernels import AbstractKernel, as_kernel
-from ._results import TestResult, from_null, simulate
+from ._results import TestResult, from_null, rounding, simulate
 
 
 def _checked(kernels: Any, x: Points, y: Points) -> tuple[tuple[AbstractKernel, ...], Points, Points]:
@@ -66,9 +66,8 @@ def two_sample_test(
         run = _permutations
     else:
         raise ValueError(f'`null` must be "permutation" or "wild bootstrap", got {null!r}.')
-    statistics, draws_ = run(kernels, x, y, key, as_count(draws, "draws"))
-    several = isinstance(kernel, (list, tuple))
-    return from_null(statistics if several else statistics[0], draws_ if several else draws_[:, 0])
+    found = run(kernels, x, y, key, as_count(draws, "draws"))
+    return from_null(*(found if isinstance(kernel, (list, tuple)) else (part[..., 0] for part in found)))
 
 
 @eqx.filter_jit
@@ -77,7 +76,11 @@ def _permutations(kernels: tuple[AbstractKernel, ...], x: Points, y: Points, key
     pooled = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), x, y)
     grams = [kernel.gram(pooled, pooled) for kernel in kernels]
     dtype = jnp.result_type(*grams)
-    grams = jnp.stack([gram.astype(dtype) * (1 - jnp.eye(n + m, dtype=dtype)) for gram in grams])
+    off = 1 - jnp.eye(n + m, dtype=dtype)
+    grams = off * jnp.stack([gram.astype(dtype) for gram in grams])
+    magnitude = jnp.mean(jnp.abs(grams), axis=(1, 2)) * (3 + (n + m) ** 2 / (m * (m - 1)))
+    # The statistic does not change with a constant, and has less rounding without.
+    grams = grams - off * (jnp.sum(grams, axis=(1, 2), keepdims=True) / jnp.sum(off))
     rows = jnp.sum(grams, axis=-1)
     first = (jnp.arange(n + m) < n).astype(dtype)
 
@@ -89,27 +92,28 @@ def _permutations(kernels: tuple[AbstractKernel, ...], x: Points, y: Points, key
         return (within / (n * (n - 1)) + other / (m * (m - 1)) - 2 * across / (n * m)).T
 
     null = simulate(key, draws, lambda one: jax.random.permutation(one, first), statistics)
-    return statistics(first[None])[0], null
+    return statistics(first[None])[0], null, magnitude
 
 
 @eqx.filter_jit
 def _signs(kernels: tuple[AbstractKernel, ...], x: Points, y: Points, key: PRNGKeyArray, draws: int):
     n = size(x)
-    h = jnp.stack([_pairs(kernel, x, y) for kernel in kernels])
+    h, sizes = (jnp.stack(parts) for parts in zip(*(_pairs(kernel, x, y) for kernel in kernels), strict=True))
     scale = n * (n - 1)
 
     def statistics(signs: Float[Array, "b n"]) -> Float[Array, "b kernels"]:
         return jnp.sum(matmul(signs, h) * signs, axis=-1).T / scale
 
     null = simulate(key, draws, lambda one: jax.random.rademacher(one, (n,), h.dtype), statistics)
-    return jnp.sum(h, axis=(1, 2)) / scale, null
+    return jnp.sum(h, axis=(1, 2)) / scale, null, jnp.sum(sizes, axis=(1, 2)) / scale
 
 
-def _pairs(kernel: AbstractKernel, x: Points, y: Points) -> Float[Array, "n n"]:
-    """The matrix h of the U-statistic, with a zero diagonal."""
+def _pairs(kernel: AbstractKernel, x: Points, y: Points) -> tuple[Float[Array, "n n"], Float[Array, "n n"]]:
+    """The matrix h of the U-statistic, with a zero diagonal, and how large its terms are."""
     cross = kernel.gram(x, y)
-    h = kernel.gram(x, x) + kernel.gram(y, y) - cross - cross.T
-    return h * (1 - jnp.eye(h.shape[0], dtype=h.dtype))
+    terms = [kernel.gram(x, x), kernel.gram(y, y), -cross, -cross.T]
+    off = 1 - jnp.eye(cross.shape[0], dtype=cross.dtype)
+    return off * sum(terms[1:], terms[0]), off * sum(map(jnp.abs, terms[1:]), jnp.abs(terms[0]))
 
 
 def two_sample_test_of_blocks(kernel: Any, x: Points, y: Points, *, block: int = 2) -> TestResult:
@@ -119,7 +123,8 @@ def two_sample_test_of_blocks(kernel: Any, x: Points, y: Points, *, block: int =
     **Arguments:** `kernel`; `x`, `y`, samples of one size n, in random order; `block`: points of each sample in a block (static),
     2 to n / 2; the root of n is a good choice. Points beyond the last whole block are not used.
 
-    **Returns:** a `TestResult` with the one-sided p-value $1 - \Phi(\sqrt{n / b}\, \bar\eta / \hat\sigma)$. Cost O(n b d).
+    **Returns:** a `TestResult` with the one-sided p-value $1 - \Phi(\sqrt{n / b}\, \bar\eta / \hat\sigma)$; where all blocks agree
+    to the last digit, 0, 1/2 or 1 by the sign of the statistic. Cost O(n b d).
 
     **Raises:** `ValueError` for samples of different sizes, or fewer than two blocks.
     """
@@ -138,10 +143,12 @@ def _blocks(kernel: AbstractKernel, x: Points, y: Points, block: int, count: int
         return jax.tree.map(lambda leaf: leaf[: count * block].reshape(count, block, *leaf.shape[1:]), points)
 
     def one(pair):
-        return jnp.sum(_pairs(kernel, *pair)) / (block * (block - 1))
+        total, size = (jnp.sum(part) / (block * (block - 1)) for part in _pairs(kernel, *pair))
+        return jnp.where(jnp.abs(total) <= rounding(size), 0, total)
 
     values = jax.lax.map(one, (split(x), split(y)), batch_size=min(count, 256))
     statistic = jnp.mean(values)
     spread = safe_sqrt(jnp.sum((values - statistic) ** 2) / (count - 1) / count)
-    score = jnp.where(spread > 0, statistic / jnp.where(spread > 0, spread, 1), 0)
+    certain = jnp.where(statistic == 0, 0, jnp.inf * jnp.sign(statistic))
+    score = jnp.where(spread > 0, statistic / jnp.where(spread > 0, spread, 1), certain)
     return TestResult(norm.sf(score), statistic, jnp.zeros(0, values.dtype))

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._checks import as_points, check_finite, size, take
+from .._checks import as_count, as_points, check_finite, size, take
 from .._numerics import safe_sqrt, squared_distances
 from .._typing import Array, Float, Points, PRNGKeyArray
 from ._domains import check_real, flat
@@ -22,11 +22,14 @@ def median_heuristic(x: Points, *, max_points: int = 2000, key: PRNGKeyArray | N
     **Returns:** a scalar in the units of the points. Where more than half of the distances are 0 the mean distance
     stands in, and 1 where all are.
 
-    **Raises:** `ValueError` for fewer than two points, a non-real dtype, NaN, or a missing `key`.
+    **Raises:** `ValueError` for fewer than two points (or `max_points` below 2), a non-real dtype, NaN, or a missing `key`.
     """
     x = check_finite(as_points(x, "x"), "x")
     check_real(x, "x", "The median heuristic")
     n = size(x)
+    max_points = as_count(max_points, "max_points")
+    if max_points < 2:
+        raise ValueError("`max_points` must be at least 2: a distance needs two points.")
     if n < 2:
         raise ValueError(f"The median heuristic needs at least 2 points, got {n}.")
     if n > max_points:

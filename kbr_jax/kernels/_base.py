@@ -5,9 +5,8 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 
-from .._checks import as_points, as_positive, check_alike
+from .._checks import as_float, as_points, as_positive, check_alike
 from .._typing import Array, ArrayLike, Float, Point, Points
 
 
@@ -16,7 +15,7 @@ class AbstractKernel(eqx.Module):
 
     A new kernel needs `__call__` on one pair of points. `gram` and `diagonal` follow by `vmap`; override them where
     the whole matrix is cheaper than its entries. Parameters are array leaves, so `jax.grad` reaches them.
-    Kernels compose: `k + l`, `k * l`, and `2.0 * k` are kernels.
+    Kernels compose: `k + l`, `k * l`, and `2.0 * k` are kernels (no division, no powers: `0.5 * k`, `k * k`).
     """
 
     @abc.abstractmethod
@@ -112,9 +111,11 @@ class Scaled(AbstractKernel):
 
 
 class FunctionKernel(AbstractKernel):
-    """Any callable `f(x, y)` on two points, as a kernel: a plain function, or a kernel object of another library.
+    """Any callable `f(x, y)` on two single points, as a kernel: a plain function, or a kernel object of another library.
 
-    Array leaves of the callable (if it is a pytree) stay differentiable; the rest is static. Made by `as_kernel`.
+    Its value is one number, shape `()`: an array of any other shape is a `ValueError`; integers and booleans become
+    floating-point numbers. Array leaves of the callable (if it is a pytree) stay differentiable; the rest is static. Made
+    by `as_kernel`.
     """
 
     arrays: list[Array]
@@ -129,7 +130,12 @@ class FunctionKernel(AbstractKernel):
     def __call__(self, x: Point, y: Point) -> Float[Array, ""]:
         arrays = iter(self.arrays)
         leaves = [next(arrays) if leaf is None else leaf for leaf in self.static]
-        return jnp.asarray(jax.tree.unflatten(self.structure, leaves)(x, y))
+        value = as_float(jax.tree.unflatten(self.structure, leaves)(x, y))
+        if value.shape != ():
+            raise ValueError(
+                f"A kernel function must return one number for two single points, got shape {value.shape}: sum over its axes."
+            )
+        return value
 
 
 def as_kernel(kernel: Any) -> AbstractKernel:
@@ -146,7 +152,7 @@ def gram(kernel: Any, x: Points, y: Points | None = None) -> Float[Array, "n m"]
 
     **Arguments:**
 
-    - `kernel`: a kernel, or any callable of two points.
+    - `kernel`: a kernel, or any callable of two single points that returns one number.
     - `x`: sample with n points along its leading axis.
     - `y`: sample with m points; `x` itself if None.
 

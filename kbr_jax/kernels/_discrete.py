@@ -3,6 +3,7 @@
 import equinox as eqx
 import jax.numpy as jnp
 
+from .._checks import as_float
 from .._typing import Array, Float, Point, Points
 from ._base import AbstractKernel
 from ._domains import check_integer
@@ -34,7 +35,7 @@ class Precomputed(AbstractKernel):
     `0 .. N - 1`; out-of-range indices give NaN. `matrix` is `[N, N]`, symmetric and positive semi-definite.
     """
 
-    matrix: Float[Array, "N N"] = eqx.field(converter=jnp.asarray)
+    matrix: Float[Array, "N N"] = eqx.field(converter=as_float)
 
     def __check_init__(self):
         shape = getattr(self.matrix, "shape", ())
@@ -48,6 +49,7 @@ class Precomputed(AbstractKernel):
         return self._entries(x[:, None], y[None, :])
 
     def _entries(self, x: Array, y: Array) -> Float[Array, "..."]:
+        x, y = x.astype(int), y.astype(int)  # an int8 may not hold N
         beyond = self.matrix.shape[0]  # a negative index would count from the end
         x, y = jnp.where(x < 0, beyond, x), jnp.where(y < 0, beyond, y)
         return self.matrix.at[x, y].get(mode="fill", fill_value=jnp.nan)

@@ -2,7 +2,9 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from .._checks import is_concrete
 from .._typing import Array, Float, Points
 
 
@@ -24,6 +26,13 @@ def check_real(x: Points, name: str, kernel: str) -> None:
             f"{kernel} is a kernel on real coordinates, but `{name}` has dtype {leaf.dtype}; "
             f"convert it with `{name}.astype(float)`, or use Delta for labels."
         )
+
+
+def check_histogram(x: Points, name: str, kernel: str) -> None:
+    """Points with coordinates that are real and, where they can be read, not negative."""
+    check_real(x, name, kernel)
+    if is_concrete(x) and np.any(np.asarray(x) < 0):
+        raise ValueError(f"{kernel} is a kernel on histograms, but `{name}` has negative coordinates.")
 
 
 def check_integer(x: Points, name: str, kernel: str) -> None:

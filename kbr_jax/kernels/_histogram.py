@@ -1,4 +1,4 @@
-"""Kernels on histograms: points with non-negative coordinates, as Lampert 2015 (section 4.2) prints them."""
+"""Kernels on histograms: points with non-negative coordinates, as Lampert 2015 (experiment 2) prints them."""
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -7,11 +7,11 @@ from .._checks import as_positive
 from .._numerics import safe_divide
 from .._typing import Array, Float, Point, Points
 from ._base import AbstractKernel
-from ._domains import check_real
+from ._domains import check_histogram
 
 
 class HistogramIntersection(AbstractKernel):
-    r"""$k(z, \bar z) = \frac{1}{d} \sum_{c=1}^d \min(z_c, \bar z_c)$ for $z, \bar z \in \mathbb{R}_+^d$ (Lampert 2015, section 4.2).
+    r"""$k(z, \bar z) = \frac{1}{d} \sum_{c=1}^d \min(z_c, \bar z_c)$ for $z, \bar z \in \mathbb{R}_+^d$ (Lampert 2015, experiment 2).
 
     A Gram matrix costs O(n m d) without a matrix product.
     """
@@ -23,7 +23,7 @@ class HistogramIntersection(AbstractKernel):
         return jnp.mean(x.reshape(x.shape[0], -1), axis=1)
 
     def check(self, x: Points, name: str) -> None:
-        check_real(x, name, "HistogramIntersection")
+        check_histogram(x, name, "HistogramIntersection")
 
 
 class RBFChiSquared(AbstractKernel):
@@ -31,7 +31,7 @@ class RBFChiSquared(AbstractKernel):
 
     $$ \chi^2(z, \bar z) = \frac{1}{d} \sum_{c=1}^d \frac{(z_c - \bar z_c)^2}{\frac12 (z_c + \bar z_c)}, $$
 
-    where 0/0 counts as 0, value and gradient. `bandwidth` h = 1 is the kernel as printed (Lampert 2015, section 4.2).
+    where 0/0 counts as 0, value and gradient. `bandwidth` h = 1 is the kernel as printed (Lampert 2015, experiment 2).
     """
 
     bandwidth: Float[Array, ""] = eqx.field(
@@ -46,4 +46,4 @@ class RBFChiSquared(AbstractKernel):
         return jnp.ones(x.shape[0], x.dtype)
 
     def check(self, x: Points, name: str) -> None:
-        check_real(x, name, "RBFChiSquared")
+        check_histogram(x, name, "RBFChiSquared")

@@ -14,7 +14,7 @@ from .._typing import Array, ArrayLike, Float, Point, Points
 from ..embedding import Embedding, JointEmbedding, guarded_sum
 from ..features import AbstractFeatureMap, LandmarkFeatures, encode
 from ._moments import MomentMaps, Moments, contract, kept
-from ._prior import clean_weights
+from ._prior import check_truncation, clipped
 
 
 class MomentModel(eqx.Module):
@@ -49,7 +49,9 @@ class MomentModel(eqx.Module):
         self, coefficients: Float[Array, "*b K"], *, clip: bool, truncation: ArrayLike, normalise: bool
     ) -> Float[Array, "*b K"]:
         """Coefficients clipped, truncated, and divided by the sum of the weights they stand for, as in `clean_weights`."""
-        cleaned = clean_weights(coefficients, clip=clip, truncation=truncation, normalise=False)
+        check_truncation(clip, truncation)
+        # A coefficient is the weight of each point of a cell: uniform is 1 / n.
+        cleaned = clipped(coefficients, truncation, 1 / self.moments.count) if clip else coefficients
         return cleaned / guarded_sum(cleaned * self.moments.mass)[..., None] if normalise else cleaned
 
 
@@ -110,6 +112,7 @@ def bayes_rule(
     """Kernel Bayes' rule on the landmarks of x (form (a): on the prior's points); see `kbr_jax.bayes_rule`."""
     check_signs(model.maps, clip, form)
     codes, single = encode(model.maps.y, y, "y")
+    codes = codes.astype(model.factor.matrix.dtype)
     delta = as_regularizer(regularizer, "regularizer", codes.dtype)
     coefficients = model.coefficients(prior_code(model, prior))
     coefficients = model.clean(coefficients, clip=clip, truncation=truncation, normalise=normalise)

@@ -27,6 +27,8 @@ from .._checks import (
     check_alike,
     check_finite,
     check_same_size,
+    in_precision,
+    like,
     padded,
     size,
     take,
@@ -152,6 +154,7 @@ def moment_maps(
     x, y = _map(kernel_x, landmarks_x), _map(kernel_y, landmarks_y)
     if cells is not None:
         check_alike(cells.centres.points, "cells.centres", x.points, "landmarks_x")
+        cells = in_precision(cells, x.dtype)
     return MomentMaps(x, y, cells, function, embedding, shift)
 
 
@@ -195,11 +198,12 @@ def collect_moments(
     x, y = (check_finite(without_padding(points, padding), name) for points, name in ((x, "x"), (y, "y")))
     check_alike(x, "x", maps.x.points, "landmarks_x")
     check_alike(y, "y", maps.y.points, "landmarks_y")
+    x, y = like(x, maps.x.points), like(y, maps.y.points)
     if successors is not None:
         successors = as_points(successors, "successors")
         check_alike(successors, "successors", x, "x")
         check_same_size(successors, "successors", x, "x")
-        successors = check_finite(without_padding(successors, padding), "successors")
+        successors = like(check_finite(without_padding(successors, padding), "successors"), maps.x.points)
     elif maps.shift:
         raise ValueError("These maps keep a shifted transition (`shift=True`): pass `successors` of x too.")
     if block is not None:

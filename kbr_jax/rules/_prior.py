@@ -31,14 +31,18 @@ def clean_weights(
     - `normalise`: divide by the sum (see `kbr_jax.normalise`).
 
     If clipping leaves nothing, the weights become uniform (where `mask` is True, if given): the prior said nothing. The
-    operations are piecewise smooth;
-    gradients are those of the kept weights. Cost O(n).
+    operations are piecewise smooth; gradients are those of the kept weights. Cost O(n).
     """
     check_truncation(clip, truncation)
     if clip:
-        weights = jnp.maximum(weights, 0)
-        weights = jnp.where(weights < truncation * jnp.max(weights, axis=-1, keepdims=True), 0, weights)
-        empty = jnp.sum(weights, axis=-1, keepdims=True) <= 0
         uniform = 1 / weights.shape[-1] if mask is None else jnp.where(mask, 1 / jnp.sum(mask).astype(weights.dtype), 0)
-        weights = jnp.where(empty, uniform, weights)
+        weights = clipped(weights, truncation, uniform)
     return normalised(weights) if normalise else weights
+
+
+def clipped(weights: Float[Array, "*batch n"], truncation: ArrayLike, uniform: ArrayLike) -> Float[Array, "*batch n"]:
+    """Weights clipped at zero and truncated, or what is `uniform` where that leaves nothing."""
+    weights = jnp.maximum(weights, 0)
+    threshold = jnp.asarray(truncation).astype(weights.dtype) * jnp.max(weights, axis=-1, keepdims=True)
+    weights = jnp.where(weights < threshold, 0, weights)
+    return jnp.where(jnp.sum(weights, axis=-1, keepdims=True) <= 0, uniform, weights)
