@@ -44,6 +44,10 @@ CASES = {
         "Template 0 has first nodes of several kinds",
     ),
     "observed": (lambda: kbr.pairwise_graph([[0, 1]], observed=[2]), r"`observed` must hold nodes 0 \.\. 1"),
+    "observed mask": (
+        lambda: kbr.pairwise_graph([[0, 1], [1, 2]], observed=np.asarray([False, False, True])),
+        r"`observed` must be integers, got bool; of a mask give `np.flatnonzero\(mask\)`",
+    ),
     "all observed": (lambda: kbr.pairwise_graph([[0, 1]], observed=[0, 1]), "nothing to infer"),
     "label": (lambda: CHAIN.index("a"), "no labels"),
     "rows": (lambda: kbr.grid_graph(0, 3), "`rows` must be an integer >= 1"),
@@ -78,6 +82,7 @@ CASES = {
         r"A point of `values` has shape \[\(2,\)\]",
     ),
     "kind of values": (lambda: kbr.propagate_tree(MODEL, {0: Y[:1]}), "no sample for the observed nodes of kind 2"),
+    "nan": (lambda: kbr.propagate_tree(MODEL, jnp.full(1, jnp.nan)), "`values` contains NaN .* use a mask"),
     "present": (lambda: kbr.propagate_tree(MODEL, Y[:1], present=np.ones(2, bool)), "`present` must be a boolean mask"),
     "sweeps": (lambda: kbr.propagate_loopy(MODEL, Y[:1], sweeps=0), "`sweeps` must be an integer >= 1"),
     "damping": (lambda: kbr.propagate_loopy(MODEL, Y[:1], damping=1.0), r"`damping` must be one number in \[0, 1\)"),
@@ -121,6 +126,11 @@ def test_bad_input(name):
     call, message = CASES[name]
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_nan_in_a_traced_value_is_nan_in_the_beliefs():
+    read = jax.jit(lambda values: kbr.read_beliefs(MODEL, kbr.propagate_tree(MODEL, values), X).probabilities)
+    assert np.all(np.isfinite(read(Y[:1]))) and np.all(np.isnan(read(jnp.full(1, jnp.nan))))
 
 
 def test_float32_beliefs_and_gradients_are_finite():

@@ -210,6 +210,23 @@ def test_many_points_are_chosen_in_blocks():
     np.testing.assert_array_equal(default.points, blocked.points)
 
 
+@pytest.mark.parametrize("scale", [1.0, 1e-3])
+def test_landmarks_that_are_not_active_change_nothing(scale):
+    x = jnp.asarray(RNG.normal(size=(50, 2)), jnp.float32) * scale
+    landmarks = kbr.greedy_landmarks(kbr.Linear(), x, rank=20)
+    active = np.flatnonzero(landmarks.active)
+    assert len(active) == 2
+    some, codes = (
+        landmark_features(kbr.Linear(), x, chosen).codes
+        for chosen in (kbr.given_landmarks(landmarks.points[active]), landmarks)
+    )
+    exact = np.asarray(x, np.float64) @ np.asarray(x, np.float64).T
+    for found in (some, codes):
+        assert np.linalg.norm(np.asarray(found, np.float64) @ np.asarray(found, np.float64).T - exact) < (
+            1e-4 * np.linalg.norm(exact)
+        )
+
+
 # k-means++
 
 

@@ -23,6 +23,7 @@ from ._landmarks import LandmarkFeatures as LandmarkFeatures
 from ._landmarks import Landmarks as Landmarks
 from ._landmarks import given_landmarks as given_landmarks
 from ._landmarks import landmark_features as landmark_features
+from ._landmarks import only_active as only_active
 from ._sampling import kmeans_landmarks as kmeans_landmarks
 from ._sampling import stream_landmarks as stream_landmarks
 from ._selection import IncompleteCholesky as IncompleteCholesky

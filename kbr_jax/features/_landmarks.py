@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._checks import as_points, check_alike, check_finite, size
-from .._numerics import jitter
+from .._numerics import jitter, safe_divide
 from .._typing import Array, Bool, Float, Points
 from ..kernels import AbstractKernel, as_kernel
 from ._features import AbstractFeatureMap, masked_rows
@@ -68,6 +68,14 @@ def _whiten(landmarks: Landmarks, cholesky: Float[Array, "r r"], values: Float[A
     return jax.scipy.linalg.solve_triangular(cholesky, flat.T, lower=True).T.reshape(values.shape)
 
 
+def only_active(matrix: Float[Array, "r r"], active: Bool[Array, " r"]) -> Float[Array, "r r"]:
+    """A Gram matrix of landmarks with those that are not active apart, at the scale of the rest: jitter and shifts follow it."""
+    both = active[:, None] & active[None, :]
+    total = lax.stop_gradient(jnp.sum(jnp.where(active, jnp.diagonal(matrix), 0)))
+    mean = safe_divide(total, jnp.sum(active).astype(total.dtype))
+    return jnp.where(both, matrix, 0) + jnp.diag(jnp.where(active, 0, jnp.where(mean > 0, mean, 1)))
+
+
 def landmark_features(
     kernel: Any, points: Points, landmarks: Landmarks, mask: Bool[Array, " n"] | None = None
 ) -> LandmarkFeatures:
@@ -84,7 +92,7 @@ def landmark_features(
     kernel.check(points, "points")
     active = landmarks.active
     matrix = kernel.gram(landmarks.points, landmarks.points)
-    matrix = jnp.where(active[:, None] & active[None, :], matrix, 0) + jnp.diag((~active).astype(matrix.dtype))
+    matrix = only_active(matrix, active)
     identity = jnp.eye(matrix.shape[0], dtype=matrix.dtype)
     cholesky = jnp.linalg.cholesky(matrix + 10 * lax.stop_gradient(jitter(matrix)) * identity)
     codes = masked_rows(_features(kernel, landmarks, cholesky, points), mask)

@@ -140,7 +140,7 @@ def read_beliefs(
 def _normalised(values: Float[Array, "nodes p"]) -> Float[Array, "nodes p"]:
     sums = jnp.sum(values, axis=1, keepdims=True)
     # Evidence that contradicts itself leaves nothing: then nothing is known.
-    return jnp.where(sums > 0, values / jnp.where(sums > 0, sums, 1), 1 / values.shape[1])
+    return jnp.where(sums <= 0, 1 / values.shape[1], values / jnp.where(sums <= 0, 1, sums))  # NaN stays NaN
 
 
 def _on_support(

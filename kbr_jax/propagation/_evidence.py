@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._checks import as_mask, as_points, check_alike, fill, size, take
+from .._checks import as_mask, as_points, check_alike, check_finite, fill, is_concrete, size, take
 from .._typing import Array, ArrayLike, Bool, Float, Points
 from ..features import AbstractFeatures
 from ..kernels import FunctionKernel
@@ -165,6 +165,8 @@ def as_evidence(model: PropagationModel, values: Any, present: ArrayLike | None,
             check_alike(sample, label, like, f"training sample of kind {kind}")
             model.kernels[kind].check(sample, label)
         given[name] = fill(sample, mask[own], take(likes[0][1], 0)) if likes else sample
+        if likes and all(map(is_concrete, jax.tree.leaves(given[name]))):
+            check_finite(given[name], label)  # where traced, NaN makes the beliefs NaN
     return Evidence(given, mask, known)
 
 

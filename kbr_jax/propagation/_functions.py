@@ -39,5 +39,5 @@ def peak(values: Array) -> Array:
 
 def rescaled(values: Float[Array, "*b q"], floor: Float[Array, ""]) -> Float[Array, "*b q"]:
     """Functions with largest value 1 and none below the floor. One that is positive nowhere says nothing: it becomes 1."""
-    positive = jnp.max(values, axis=-1, keepdims=True) > 0
-    return jnp.where(positive, jnp.maximum(values / peak(values), floor), 1)
+    silent = jnp.max(values, axis=-1, keepdims=True) <= 0  # not so NaN
+    return jnp.where(silent, 1, jnp.maximum(values / peak(values), floor))

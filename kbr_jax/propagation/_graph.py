@@ -154,7 +154,7 @@ def pairwise_graph(
     kinds = _integers(kinds, "kinds")
     _check_kinds(kinds, edges, templates, count)
     mask = np.zeros(count, bool)
-    watched = _integers(list(observed), "observed") if not isinstance(observed, np.ndarray) else observed
+    watched = _integers(observed if isinstance(observed, np.ndarray) else list(observed), "observed")
     if np.size(watched) and not (0 <= np.min(watched) and np.max(watched) < count):
         raise ValueError(f"`observed` must hold nodes 0 .. {count - 1}, got {np.asarray(watched).tolist()}.")
     mask[np.asarray(watched, int)] = True
@@ -193,7 +193,8 @@ def grid_graph(rows: int, columns: int, *, leaves: bool = True) -> PairwiseGraph
 def _integers(values: Any, name: str) -> np.ndarray:
     array = np.asarray(values)
     if array.size and not np.issubdtype(array.dtype, np.integer):
-        raise ValueError(f"`{name}` must be integers, got {array.dtype}.")
+        advice = "; of a mask give `np.flatnonzero(mask)`" if array.dtype == bool else ""
+        raise ValueError(f"`{name}` must be integers, got {array.dtype}{advice}.")
     return array.astype(int)
 
 

@@ -51,6 +51,7 @@ def propagate_tree(
     - `values`: the values of the observed nodes in the order of their numbers, a sample `[observed, ...]`; where observed nodes of
       different kinds have different kinds of points, a dict of one sample for each kind. `vmap` over it for many cases.
     - `present`: mask `[observed]`; False: the value is missing, it sends no message (what stands there is ignored, NaN included).
+      NaN in a value that is present makes the beliefs NaN under `jit` or `vmap`, and is a `ValueError` otherwise.
     - `likelihoods`: known ones.
     - `floor`: messages are kept above this share of their largest value. Estimates go below 0, where no probability is.
 

@@ -19,7 +19,7 @@ from jax import lax
 
 from .._numerics import matmul, psd_solve
 from .._typing import Array, Float, Int, Point, Points
-from ..features import AbstractFeatures, FeatureChoice, Landmarks, fit_features
+from ..features import AbstractFeatures, FeatureChoice, Landmarks, fit_features, only_active
 from ..kernels import AbstractKernel
 
 
@@ -123,7 +123,7 @@ def interpolation(kernel: Power, pivots: Landmarks, points: Points) -> Float[Arr
     """Weights on a sample, from values at the pivots: a product of messages lies in the span of the product kernel's pivots."""
     active = pivots.active
     matrix = kernel.gram(pivots.points, pivots.points)
-    matrix = jnp.where(active[:, None] & active[None, :], matrix, 0) + jnp.diag((~active).astype(matrix.dtype))
+    matrix = only_active(matrix, active)
     cross = jnp.where(active[:, None], kernel.gram(pivots.points, points), 0)
     shift = float(jnp.finfo(matrix.dtype).eps) ** 0.5 * lax.stop_gradient(jnp.mean(jnp.diagonal(matrix)))
     return psd_solve(matrix, cross, shift)
