@@ -25,7 +25,10 @@ def as_points(points: Points, name: str) -> Points:
         raise ValueError(f"`{name}` holds no arrays; pass an array [n, ...] or a tuple of them.")
     for leaf in leaves:
         if leaf.ndim == 0:
-            raise ValueError(f"`{name}` is a scalar; a sample needs a leading axis, [n] for n scalar points.")
+            raise ValueError(
+                f"`{name}` is a scalar; a sample needs a leading axis, [n] for n scalar points. Lists and tuples are the parts "
+                "of joint points: pass a list of points as `jnp.asarray(points)`."
+            )
     sizes = sorted({leaf.shape[0] for leaf in leaves})
     if len(sizes) > 1:
         raise ValueError(f"The parts of `{name}` have different numbers of points, {sizes}; they must agree.")

@@ -166,6 +166,26 @@ def test_sample_sets_pad_and_weigh():
     close(stacked.weights, sets.weights)
 
 
+def test_sets_without_points():
+    points, mask = jnp.asarray(RNG.normal(size=(5, 4, 2))), np.ones((5, 4), bool)
+    mask[2] = False
+    with pytest.raises(ValueError, match=r"`mask` leaves no point of the sets \[2\]"):
+        kbr.sample_sets(points, mask=mask)
+
+    @jax.jit
+    def predict(points, mask):
+        sets = kbr.sample_sets(points, mask=mask)
+        model = kbr.fit_dynamics(G, sets)
+        return jnp.sum(jnp.sin(kbr.forecast(model))), (model.gram, kbr.sampling_noise(G, sets))
+
+    (value, (gram, noise)), gradient = jax.value_and_grad(predict, has_aux=True)(points, jnp.asarray(mask))
+    assert np.isfinite(value) and np.all(np.isfinite(gradient))
+    close(gram[2], np.zeros(5), 0)
+    kept = np.arange(5) != 2
+    close(np.asarray(noise)[kept], kbr.sampling_noise(G, kbr.sample_sets(points[kept])), 1e-14)
+    close(noise[2], 0, 0)
+
+
 @pytest.mark.parametrize("block", [None, 1, 4, 100])
 def test_set_gram(block):
     sets, others = sequence(), sequence(SETS[1:4])
@@ -318,6 +338,30 @@ def test_stacked_forecast():
     assert np.all(shares >= 0)
     close(shares.sum(), 1)
     assert np.all(gradient >= gradient @ shares - 1e-6 * noise)
+
+
+def test_stacked_forecast_of_single_precision_data():
+    sets = kbr.sample_sets([jnp.asarray(points, jnp.float32) for points in SETS])
+    found = kbr.stacked_forecast(fit(sets), factors=(1.0, 4.0))
+    assert found.coefficients.dtype == jnp.float32
+    close(found.coefficients, kbr.stacked_forecast(fit(), factors=(1.0, 4.0)).coefficients, 1e-3)
+
+
+def test_next_counts_equal_steps_as_one_and_refuses_others():
+    model = fit(times=10 * np.arange(6.0), form="change")
+    close(kbr.forecast(kbr.refit_dynamics(model, form="next"), 2), kbr.forecast(fit(), 2), 1e-13)
+    with pytest.raises(ValueError, match=r'"next" assumes equal steps; .* from 0\.4 to 1\.6 long'):
+        kbr.refit_dynamics(fit(times=TIMES, form="change"), form="next")
+
+
+@pytest.mark.parametrize("times", [np.arange(6.0), TIMES], ids=["equal", "unequal"])
+def test_defaults_do_not_depend_on_the_unit_of_time(times):
+    models = [kbr.fit_dynamics(G, sequence(), times=unit * times, form="change") for unit in (1.0, 60.0)]
+    close(kbr.forecast(models[0], 2), kbr.forecast(models[1], 2))
+    stacked = [kbr.stacked_forecast(model, factors=(1.0, 4.0)) for model in models]
+    close(stacked[0].coefficients, stacked[1].coefficients)
+    if times is not TIMES:
+        close(stacked[1].coefficients, kbr.stacked_forecast(fit(), factors=(1.0, 4.0)).coefficients)
 
 
 def test_linear_drift_with_unequal_times_is_extrapolated_exactly():

@@ -59,6 +59,7 @@ def check_gradient(function, argument, seed=0, step=1e-5, rtol=1e-6):
     direction = jnp.asarray(np.random.default_rng(seed).normal(size=argument.shape))
     ahead, behind = (value_and_grad(argument + amount * direction)[0] for amount in (step, -step))
     slope = jnp.sum(value_and_grad(argument)[1] * direction)
+    assert np.isfinite(slope)  # NaN would equal NaN
     np.testing.assert_allclose(slope, (ahead - behind) / (2 * step), rtol=rtol, atol=1e-8)
 
 
@@ -136,6 +137,13 @@ def test_mix(domain):
     mixture = kbr.mix([kbr.embed(kernel, x, w), kbr.embed(kernel, y, v)], jnp.asarray([0.3, -0.7]))
     close(kbr.evaluate(mixture, y), 0.3 * np.asarray(w) @ gram_of(x, y) - 0.7 * np.asarray(v) @ gram_of(y, y))
     close(mixture.weights, np.concatenate([0.3 * np.asarray(w), -0.7 * np.asarray(v)]))
+
+
+def test_mix_keeps_the_dtype_of_the_weights():
+    embeddings = [kbr.embed(KERNEL, VECTORS[2].astype(np.float32)), kbr.embed(KERNEL, VECTORS[3].astype(np.float32))]
+    mixture = kbr.mix(embeddings, np.array([0.25, 0.75]))
+    assert mixture.weights.dtype == np.float32
+    close(mixture.weights, np.repeat([0.25 / N, 0.75 / M], [N, M]), rtol=1e-6)
 
 
 def test_shares_of_a_mixture_are_one_vector():
@@ -460,6 +468,123 @@ def test_gradient_descent_under_vmap():
     assert batch.shape == (2, 2)
     for w, point in zip(weights, batch, strict=True):
         close(kbr.decode_gradient(kbr.embed(KERNEL, x, w), starts, steps=20), point, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("parts", [("points",), ("weights",), ("starts",), ("points", "starts")], ids=str)
+def test_decoding_is_in_the_wider_dtype(parts):
+    def cast(name, array):
+        return array.astype(np.float32).astype(np.float32 if name in parts else float)
+
+    points, weights = cast("points", VECTORS[2]), cast("weights", jnp.abs(signed(70)))
+    starts = cast("starts", VECTORS[3][:2])
+
+    def decoded(points, weights, starts):
+        embedding = kbr.Embedding(KERNEL, points, weights)
+        return (
+            kbr.decode_gradient(embedding, starts, steps=5),
+            kbr.decode_gradient(embedding, steps=5),
+            kbr.decode_fixed_point(embedding, starts[0], steps=5),
+            kbr.decode_fixed_point(embedding, steps=5),
+        )
+
+    found = decoded(points, weights, starts)
+    for point, same in zip(found, decoded(*(a.astype(float) for a in (points, weights, starts))), strict=True):
+        assert point.dtype == float
+        close(point, same)
+
+
+def test_learning_rates_share_one_program():
+    traces = []
+
+    def kernel(a, b):
+        traces.append(None)
+        return jnp.exp(-jnp.sum((a - b) ** 2))
+
+    embedding = kbr.embed(kernel, VECTORS[2])
+    slow = kbr.decode_gradient(embedding, steps=20, learning_rate=0.01)
+    count = len(traces)
+    fast = kbr.decode_gradient(embedding, steps=20, learning_rate=0.1)
+    assert len(traces) == count and bool(jnp.any(slow != fast))
+
+
+@pytest.mark.parametrize("decode", [kbr.decode_gradient, kbr.decode_fixed_point])
+@pytest.mark.parametrize("points", [jnp.arange(N), TUPLES[2]], ids=["integers", "tuples"])
+def test_only_real_points_can_be_moved(decode, points):
+    with pytest.raises(ValueError, match="floating-point array"):
+        decode(kbr.Embedding(KERNEL, points, jnp.ones(N)))
+
+
+# Embedded mixtures of Gaussians
+
+MIXTURE = kbr.gaussian_mixture(jnp.asarray([[-3.0], [3.0]]), jnp.ones(2))
+
+
+def normal_density(z, mean, variance):
+    return np.exp(-((z - mean) ** 2) / (2 * variance)) / np.sqrt(2 * np.pi * variance)
+
+
+def test_mixtures_in_a_batch():
+    means, variances = normal(80, 3, 4, 2, 1), jnp.abs(normal(81, 3, 4, 2)) + 0.1
+    shares, points = jnp.abs(normal(82, 3, 4, 2)), normal(83, 4, 1)
+    weights = normal(84, 3, 1, 4)
+    mixtures = kbr.gaussian_mixture(means, variances, shares)
+    values = kbr.evaluate_mixture(KERNEL, mixtures, points)
+    total = 1.21 + np.asarray(variances)[..., None, :]
+    heights = normal_density(np.asarray(points), np.asarray(means)[..., None, :, 0], total) * np.sqrt(2 * np.pi * 1.21)
+    close(values, np.sum(np.asarray(shares)[..., None, :] * heights, axis=-1))
+    distances = kbr.mmd_mixture(kbr.embed(KERNEL, points, weights), mixtures)
+    assert distances.shape == (3, 4)
+    for i, j in np.ndindex(3, 4):
+        one = kbr.GaussianMixture(means[i, j], mixtures.covariances[i, j], shares[i, j])
+        close(distances[i, j], kbr.mmd_mixture(kbr.embed(KERNEL, points, weights[i, 0]), one))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_smoothed_kl_does_not_depend_on_where_the_grid_ends(dtype):
+    points = np.linspace(-5, 5, 30)
+    z = np.linspace(-20, 20, 801)
+    p = (normal_density(z, -3, 2) + normal_density(z, 3, 2)) / 2
+    q = np.mean(normal_density(z[:, None], points, 1), axis=1)
+    expected = np.sum(p / p.sum() * np.log(p / q * q.sum() / p.sum()))
+    mixture = jax.tree.map(lambda leaf: leaf.astype(dtype), MIXTURE)
+    sample = kbr.embed(2.0 * kbr.Gaussian(jnp.asarray(1.0, dtype)), jnp.asarray(points[:, None], dtype))
+    for end in (20, 80):
+        grid = jnp.linspace(-end, end, 801, dtype=dtype)[:, None]
+        close(kbr.smoothed_kl(mixture, sample, grid), expected, rtol=1e-4 if dtype == np.float32 else 1e-9)
+
+
+def test_smoothed_kl_of_distributions_far_apart():
+    grid = jnp.linspace(-10, 110, 801)[:, None]
+    sample = kbr.embed(kbr.Gaussian(1.0), jnp.asarray([[100.0]]))
+    mixture = kbr.gaussian_mixture(jnp.zeros((1, 1)), jnp.ones(1))
+    close(kbr.smoothed_kl(mixture, sample, grid), (2 + 100**2 - 1 - np.log(2)) / 2, rtol=1e-9)
+
+
+def test_smoothed_kl_is_infinite_where_the_sample_is_not_positive():
+    sample = kbr.embed(KERNEL, jnp.asarray([[-3.0], [0.0], [3.0]]), jnp.asarray([1.0, -1.0, 1.0]))
+    grid = jnp.linspace(-8, 8, 81)[:, None]
+    assert float(kbr.smoothed_kl(MIXTURE, sample, grid)) == np.inf
+    unknown = kbr.embed(KERNEL, sample.points, jnp.asarray([1.0, np.nan, 1.0]))
+    assert np.isnan(kbr.smoothed_kl(MIXTURE, unknown, grid))
+
+
+def test_smoothed_kl_gradient():
+    grid = jnp.linspace(-80, 80, 801)[:, None]
+    x, weights = normal(85, 6, 1), jnp.asarray([0.2, 0.3, 0.0, 0.25, 0.25, 0.0])  # zero weights have a gradient as well
+    check_gradient(lambda v: kbr.smoothed_kl(MIXTURE, kbr.embed(KERNEL, v, weights), grid), x)
+    check_gradient(lambda v: kbr.smoothed_kl(MIXTURE, kbr.embed(KERNEL, x, v), grid), weights, step=1e-7)
+    check_gradient(
+        lambda v: kbr.smoothed_kl(kbr.gaussian_mixture(v, jnp.ones(2)), kbr.embed(KERNEL, x), grid), MIXTURE.means
+    )
+
+
+def test_smoothed_kl_wants_one_mixture_and_one_sample():
+    grid, batch = jnp.linspace(-8, 8, 9)[:, None], jax.tree.map(lambda leaf: leaf[None], MIXTURE)
+    sample = kbr.embed(KERNEL, grid[:3])
+    with pytest.raises(ValueError, match="Use `vmap`"):
+        kbr.smoothed_kl(batch, sample, grid)
+    with pytest.raises(ValueError, match="`embedding` is a batch"):
+        kbr.smoothed_kl(MIXTURE, kbr.embed(KERNEL, grid[:3], jnp.ones((2, 3))), grid)
 
 
 # Rotations and permutations

@@ -107,6 +107,7 @@ CASES = {
     "gram of empty": (lambda: kbr.gram(G, EMPTY), "`x` is an empty sample; at least one"),
     "gram of empty y": (lambda: kbr.gram(G, X, EMPTY), "`y` is an empty sample; at least one"),
     "gram of other features": (lambda: kbr.gram(G, X, Y), r"`y` has shape \[\(3,\)\], one of `x` \[\(2,\)\]"),
+    "a list of points": (lambda: kbr.embed(G, [[0.1], [0.2]]), "Lists and tuples .* `jnp.asarray"),
     "gram of another rank": (lambda: kbr.gram(G, X, X[0]), r"`y` has shape \[\(\)\], one of `x` \[\(2,\)\]"),
     "gram of labels": (lambda: kbr.gram(G, LABELS), "Gaussian .* real coordinates, but `x` has dtype int.*astype"),
     "gram of floats": (lambda: kbr.gram(kbr.Delta(), X), "Delta .* integer .* but `x` has dtype float"),
@@ -209,6 +210,10 @@ CASES = {
     "condition rank": (lambda: kbr.condition(MODEL, jnp.ones((1, 1, 2))), r"`x` has shape \[\(1, 2\)\]"),
     "condition dtype": (lambda: kbr.condition(MODEL, jnp.ones((3, 2), int)), "`x` has dtype int"),
     "condition structure": (lambda: kbr.condition(MODEL, (X, X)), "`x` has the structure .* and `training x`"),
+    "centred moments": (
+        lambda: kbr.condition_centred(fit_moment_filter().model, X),
+        "`condition_centred` needs the sample: .* with landmarks",
+    ),
     "centred form": (
         lambda: kbr.condition_centred(MODEL, X, form="b"),
         "`form` must be 'affine' or 'printed', got 'b'",

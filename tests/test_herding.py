@@ -4,6 +4,7 @@ import json
 import pathlib
 
 import jax
+import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -127,6 +128,23 @@ def test_free_weights_are_the_best_for_their_points():
     )
 
 
+@pytest.mark.parametrize("rule", ["corrective", "free"])
+def test_gradients_by_finite_differences(rule):
+    @jax.jit
+    def loss(p):
+        target = kbr.Embedding(kbr.Gaussian(p["bandwidth"]), SIGNED.points, p["weights"])
+        found = kbr.herd(target, p["candidates"], count=COUNT, rule=rule)
+        return jnp.sum(jnp.sin(found.embedding.weights * jnp.arange(1.0, COUNT + 1))) + jnp.sum(found.objective)
+
+    start = {"bandwidth": jnp.asarray(0.8), "weights": SIGNED.weights, "candidates": jnp.asarray(CANDIDATES)}
+    flat, unravel = jax.flatten_util.ravel_pytree(start)
+    gradient = jax.flatten_util.ravel_pytree(jax.jit(jax.grad(loss))(start))[0]
+    step = 1e-6
+    for v in np.concatenate([np.eye(flat.size)[[0, -1]], RNG.normal(size=(3, flat.size))]):
+        numeric = (loss(unravel(flat + step * v)) - loss(unravel(flat - step * v))) / (2 * step)
+        np.testing.assert_allclose(gradient @ v, numeric, rtol=1e-6, atol=1e-7)
+
+
 def test_more_freedom_is_nearer():
     ends = [float(herd(rule).objective[-1]) for rule in ("greedy", "corrective", "free")]
     assert ends[0] > ends[1] > ends[2]
@@ -158,3 +176,19 @@ def test_continuous_herding_stays_in_its_box_and_beats_its_starts():
     boxed = kbr.herd_continuous(SIGNED, count=3, starts=starts, lower=lower, upper=upper, steps=30)
     assert np.all((boxed.embedding.points >= lower) & (boxed.embedding.points <= upper))
     assert boxed.objective[0] <= kbr.herd(SIGNED, starts, count=3).objective[0]
+
+
+@pytest.mark.parametrize("dtypes", [("float64", "float64"), ("float32", "float64"), ("float64", "float32")])
+def test_continuous_herding_of_few_points_in_the_wider_dtype(dtypes):
+    points, weights = jnp.asarray(POINTS[:3], jnp.float32), jnp.full(3, 1 / 4, jnp.float32)
+    target = kbr.Embedding(SIGNED.kernel, points.astype(dtypes[0]), weights.astype(dtypes[1]))
+    with jax.numpy_dtype_promotion("standard"):
+        found = kbr.herd_continuous(target, count=2, steps=10)
+    assert {leaf.dtype for leaf in (found.embedding.points, found.embedding.weights, found.objective)} == {
+        jnp.dtype("float64")
+    }
+    values = kbr.evaluate(
+        kbr.Embedding(SIGNED.kernel, points.astype(float), weights.astype(float)), points.astype(float)
+    )
+    # No worse than the best start.
+    assert found.objective[0] <= 1 - 2 * np.max(values)

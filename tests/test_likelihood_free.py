@@ -294,6 +294,22 @@ def test_quantiles_of_batches_and_functions():
     close(gradient, np.sum(found))
 
 
+def test_quantiles_of_no_distribution_are_unknown():
+    weights = jnp.asarray(
+        [[0.2, 0.3, 0.5], [0.2, np.nan, 0.5], [0.0, 0.0, 0.0], [0.1, 0.2, -0.3], [-0.2, -0.3, -0.5], [0.1, np.inf, 0.1]]
+    )
+    embedding = kbr.Embedding(kbr.Gaussian(1.0), jnp.asarray([1.0, 2.0, 4.0]), weights)
+
+    def lower_and_upper(scale):
+        return jnp.stack(kbr.credible_interval(embedding, 0.8, lambda t: scale * t))
+
+    ends, gradient = jax.jit(lambda s: (lower_and_upper(s), jax.grad(lambda t: jnp.nansum(lower_and_upper(t)))(s)))(3.0)
+    close(ends[:, 0], [3.0, 12.0])
+    assert np.isnan(ends[:, 1:]).all()
+    close(gradient, 5.0)
+    assert np.isnan(kbr.quantile(embedding, 0.5)[1:]).all()
+
+
 def test_ties_and_padding_count_once():
     embedding = kbr.embed(kbr.Gaussian(1.0), jnp.asarray([1.0, 1.0, 2.0, 2.0]), jnp.asarray([0.25, 0.25, 0.5, 0.0]))
     close(kbr.quantile(embedding, jnp.asarray([0.5, 0.51])), [1.0, 2.0])

@@ -98,7 +98,14 @@ def refitted(block, landmarks, kernel):
 
 @pytest.mark.parametrize(
     ("block", "landmarks", "kernel"),
-    [(1, None, None), (1, LANDMARKS, None), (4, None, kbr.Linear()), (4, LANDMARKS, kbr.Linear())],
+    [
+        (1, None, None),
+        (1, LANDMARKS, None),
+        (4, None, kbr.Linear()),
+        (4, LANDMARKS, kbr.Linear()),
+        (1, LANDMARKS, REFERENCE),
+        (4, LANDMARKS, REFERENCE),
+    ],
 )
 def test_leaving_out_equals_refitting(block, landmarks, kernel):
     close(
@@ -106,10 +113,32 @@ def test_leaving_out_equals_refitting(block, landmarks, kernel):
     )
 
 
-def test_leaving_out_padded_data():
+@pytest.mark.parametrize(("landmarks", "kernel"), [(None, None), (LANDMARKS, REFERENCE)])
+def test_leaving_out_padded_data(landmarks, kernel):
     mask = np.arange(N + 3) < N
-    padded = model(x=np.concatenate([X, X[:3] + 9]), y=np.concatenate([Y, Y[:3]]), mask=mask)
-    close(kbr.leave_out_loss(padded), kbr.leave_out_loss(model()))
+    x, y = np.concatenate([X, X[:3] + 9]), np.concatenate([Y, Y[:3]])
+    padded = model(x=x, y=y, landmarks=landmarks, mask=mask)
+    close(kbr.leave_out_loss(padded, kernel=kernel), kbr.leave_out_loss(model(landmarks=landmarks), kernel=kernel))
+
+
+def test_leaving_out_with_landmarks_forms_no_gram_matrix():
+    n = 4096
+    x = jnp.zeros((n, 1))
+
+    def loss(x, h):
+        landmarks = {"landmarks_x": kbr.given_landmarks(x[:4]), "landmarks_y": kbr.given_landmarks(x[:4])}
+        fitted = kbr.fit_conditional(kbr.Gaussian(h), kbr.Gaussian(h), x, x, regularizer=0.1, **landmarks)
+        return kbr.leave_out_loss(fitted, block=4, kernel=REFERENCE)
+
+    memory = jax.jit(loss).lower(x, jnp.asarray(1.0)).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 8 * n**2 / 2
+
+
+def test_pairs_of_moments_cannot_be_left_out():
+    maps = kbr.moment_maps(kbr.Gaussian(0.9), kbr.Gaussian(0.8), LANDMARKS, LANDMARKS)
+    moments = kbr.fit_moments(kbr.collect_moments(maps, jnp.asarray(X), jnp.asarray(Y)), regularizer=0.05)
+    with pytest.raises(ValueError, match="use `regression_loss`"):
+        kbr.leave_out_loss(moments)
 
 
 def test_a_single_pair_left_out_leaves_nothing():
@@ -148,6 +177,19 @@ def test_filter_loss(landmarks):
     squares = np.sum((np.asarray(means) - TEST_STATES) ** 2, -1)
     in_the_rkhs = distances(REFERENCE, np.asarray(weights), np.asarray(support), TEST_STATES)
     close(losses, [squares.mean(), squares[2:][counted[2:]].mean(), in_the_rkhs.mean()])
+
+
+def test_filter_losses_share_one_program():
+    traces, filters = [], [tracker(states=STATES + shift) for shift in (0.0, 0.1)]
+
+    def decode(belief):
+        traces.append(None)
+        return kbr.mean(belief)
+
+    losses = [
+        kbr.filter_loss(filt, jnp.asarray(TEST_STATES), jnp.asarray(TEST_SEEN), decode=decode) for filt in filters
+    ]
+    assert len(traces) == 1 and losses[0] != losses[1]
 
 
 def test_filter_loss_of_moments():
@@ -224,6 +266,9 @@ LOSSES = {
     "regression, landmarks": functools.partial(regression, landmarks=LANDMARKS),
     "leave one out": lambda p, **data: kbr.leave_out_loss(model(p, **data), kernel=REFERENCE),
     "leave four out, landmarks": lambda p: kbr.leave_out_loss(model(p, landmarks=LANDMARKS), block=4),
+    "leave four out, landmarks, kernel": lambda p: kbr.leave_out_loss(
+        model(p, landmarks=LANDMARKS), block=4, kernel=REFERENCE
+    ),
     "marginal": marginal,
     "marginal, importance": functools.partial(marginal, form="importance"),
     "filter": tracking,

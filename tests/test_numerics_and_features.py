@@ -197,6 +197,13 @@ def test_distances_within_clusters_far_apart(d, scale):
         close(found, expected, rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize("d", [2, 20])
+def test_second_derivative_at_a_copy(d):
+    x = normal(40, 3, d)
+    hessian = jax.hessian(lambda a: kbr.gram(kbr.Gaussian(2.0), a[None], x)[0, 0])(x[0])
+    close(hessian, -np.eye(d) / 4)
+
+
 def test_in_a_batch_one_way_is_taken_for_all():
     x = normal(38, 3, 5, 20).astype(jnp.float32).at[1, 0].add(1e4)
     found = jax.vmap(squared_distances)(x, x)

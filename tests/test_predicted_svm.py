@@ -80,6 +80,20 @@ def test_squared_hinge_is_minimised(kernel):
     np.testing.assert_array_equal(kbr.classify(svm, jnp.asarray(X)), np.where(values > 0, 7, 4))
 
 
+@pytest.mark.parametrize("seed", [13, 33, 46, 3])
+def test_converged_is_the_minimum(seed):
+    # Seeds where Newton's full step goes too far (the points that a damped one has inside are the same as before), and one other.
+    draw = np.random.default_rng(seed)
+    x, _, labels = draw.normal(size=(12, 5)), draw.normal(size=(12, 1)), draw.choice([-1.0, 1.0], 12)
+    svm = kbr.fit_predicted_svm(jnp.asarray(x), jnp.asarray(labels), jnp.full(12, 1 / 12), penalty=1e3)
+    assert np.all(svm.converged)
+    w, b = np.asarray(svm.coefficients[0]), float(svm.intercepts[0])
+    # The gradient, which vanishes nowhere else: the problem is convex. The intercept is penalised by 5e-7 of its square.
+    slopes = 2e3 / 12 * np.maximum(1 - labels * (x @ w + b), 0) * labels
+    close(w, slopes @ x, 1e-7)
+    close(1e-6 * b, slopes.sum(), 1e-7)
+
+
 def test_squared_hinge_of_scikit_learn_without_intercept():
     linear = LinearSVC(C=5.0, fit_intercept=False, tol=1e-10, max_iter=100_000)
     found = kbr.fit_predicted_estimator(linear, X, CLASSES, WEIGHTS)

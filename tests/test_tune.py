@@ -1,11 +1,14 @@
 """The descent: what it finds, what it never returns, and that stopping it in between changes nothing."""
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import scipy.optimize
 
 import kbr_jax as kbr
 
@@ -148,6 +151,61 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, starts):
         tuned(noisy, steps=47, checkpoint=path, **{**options, "record": False})
 
 
+class Parameters(eqx.Module):
+    h: Any
+    a: Any
+
+
+@pytest.mark.parametrize("starts", [False, True])
+def test_line_searches_and_their_resumption(tmp_path, starts):
+    """L-BFGS, which evaluates the loss itself, on a tree of the user's own class."""
+    initial = Parameters(np.array([0.5, 2.0]), np.array(3.0))
+    if starts:
+        initial = jax.tree.map(lambda leaf: np.stack([leaf, leaf + 1]), initial)
+
+    def loss(p):
+        return quadratic({"h": p.h, "a": p.a}) + jnp.sum(jnp.log(p.h) ** 4) + p.a**4
+
+    def run(steps, **options):
+        options = {"positive": lambda p: p.h, "starts": starts, **options, **QUIET}
+        return kbr.tune(loss, initial, optimizer, steps=steps, **options)
+
+    optimizer, path = optax.lbfgs(), tmp_path / "run"
+    whole = run(14)
+    run(7, checkpoint=path)
+    resumed = run(14, checkpoint=path)
+    for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(resumed), strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+    root = scipy.optimize.brentq(lambda t: 2 * (t - 1) + 4 * t**3, 0, 1)
+    np.testing.assert_allclose(np.log(whole.parameters.h), root, rtol=1e-5)
+    np.testing.assert_allclose(
+        whole.parameters.a, scipy.optimize.brentq(lambda t: 2 * (t + 2) + 4 * t**3, -2, 0), rtol=1e-5
+    )
+    with pytest.raises(ValueError, match="another run"):
+        kbr.tune(loss, initial, optax.adam(0.1), steps=14, starts=starts, checkpoint=path, **QUIET)
+
+
+def test_the_optimizer_sees_the_tree():
+    """Labels and masks by name: h descends, a stays where it is, and what is not tuned needs no label."""
+    parts = {"moved": optax.sgd(0.1), "still": optax.set_to_zero()}
+    named = {"h": "moved", "a": "still"}
+    for labels in (named | {"count": None, "name": None}, named | {"count": "still", "name": "still"}):
+        optimizer = optax.multi_transform(parts, labels)
+        result = kbr.tune(quadratic, INITIAL, optimizer, steps=2, positive=lambda p: p["h"], record=True, **QUIET)
+        gradient = 2 * (np.log(INITIAL["h"]) - 1)
+        np.testing.assert_allclose(result.history.parameters["h"][1], INITIAL["h"] * np.exp(-0.1 * gradient))
+        np.testing.assert_array_equal(result.history.parameters["a"], [0, 0])
+
+
+def test_parameters_of_several_dtypes():
+    def loss(p):
+        return jnp.sum((jnp.log(p["h"].astype(float)) - 1) ** 2) + (p["a"] + 2) ** 2
+
+    result = tuned(loss, {"h": INITIAL["h"].astype(np.float32), "a": 0.0}, steps=30)
+    assert result.parameters["h"].dtype == np.float32 and result.parameters["a"].dtype == result.value.dtype == float
+    np.testing.assert_allclose(result.history.loss, tuned(steps=30).history.loss, rtol=1e-5)
+
+
 def test_one_program_for_all_steps():
     traces = []
 
@@ -171,6 +229,7 @@ def test_the_bar_says_what_matters(capfd):
         ({"initial": {"count": 3}, "positive": None}, "nothing to tune"),
         ({"initial": {**INITIAL, "h": np.array([1.0, -1.0])}}, "positive"),
         ({"initial": {**INITIAL, "a": np.nan}}, "not finite at the initial"),
+        ({"positive": lambda p: {"h": True, "a": False}}, "must return leaves or subtrees"),
         ({"steps": 0}, "steps"),
         ({"patience": 0}, "patience"),
         ({"validate_every": 0}, "validate_every"),

@@ -21,7 +21,7 @@ class DistributionDynamics(eqx.Module):
     r"""The learned operator $\tilde A = \sum_{ts} \nu_t W_{ts} \hat\mu_s^*$ of T embeddings (L15 eq 4), made by `fit_dynamics`.
 
     - `kernel`, `sets`: what was embedded. `gram`: `[T, T]`, $\langle \hat\mu_s, \hat\mu_t \rangle$.
-    - `coefficients`: W `[T - 1, T - 1]`. `intervals`: `[T - 1]`, the time from each set to the next.
+    - `coefficients`: W `[T - 1, T - 1]`. `intervals`: `[T - 1]`, the time from each set to the next; 1 with the form "next".
     - `form`: of the response $\nu_t$, "next" or "change".
     """
 
@@ -58,8 +58,9 @@ def fit_dynamics(
     - `sets`: T >= 2 samples, from `sample_sets`; or a `GaussianMixture` with a leading axis of T, for the limit of infinite
       samples under a Gaussian kernel.
     - `regularizer`: $\lambda \ge 0$, as printed: not multiplied by the number of steps. L15 takes 1 / n for samples of n points.
-      None takes the mean of `sampling_noise`, which is better in all of its settings; `forward_errors` chooses one where
-      more than noise must be smoothed. 0 interpolates, with the smallest A that does.
+      None takes the mean of `sampling_noise`, which is better in all of its settings, times the mean of $\Delta_t^2$, so that
+      no forecast depends on the unit of `times`; `forward_errors` chooses one where more than noise must be smoothed. 0
+      interpolates, with the smallest A that does.
     - `step_weights`: $\gamma_t \ge 0$ `[T - 1]`, of the step from set t to t + 1; 1 by default. For L15's $\rho^{-t}$ see
       `recency_weights`; `jnp.sqrt(sets.sizes[1:])` weighs by size.
     - `times`: `[T]`, increasing, of the samples; equal steps of 1 by default. Unequal ones need the form "change".
@@ -77,12 +78,12 @@ def fit_dynamics(
         raise ValueError(f"`sets` holds {count} sample; dynamics need at least two, one step from each to the next.")
     form = as_form(form)
     gram = set_gram(kernel, sets, block=block)
-    if regularizer is None:
-        ridge = jnp.mean(_noise(kernel, sets, gram))
-    else:
-        ridge = as_non_negative(regularizer, "regularizer", scalar=True).astype(gram.dtype)
     gammas = as_step_weights(step_weights, gram)
     intervals = _intervals(times, count, form).astype(gram.dtype)
+    if regularizer is None:
+        ridge = noise_ridge(jnp.mean(_noise(kernel, sets, gram)), intervals)
+    else:
+        ridge = as_non_negative(regularizer, "regularizer", scalar=True).astype(gram.dtype)
     matrix = coefficient_matrix(gram, gammas, intervals, ridge)
     return DistributionDynamics(kernel, sets, gram, matrix, intervals, ridge, gammas, form)
 
@@ -91,6 +92,11 @@ def _noise(kernel: AbstractKernel, sets: SampleSets | GaussianMixture, gram: Flo
     if isinstance(sets, GaussianMixture):
         return jnp.zeros(gram.shape[0], gram.dtype)
     return sampling_noise(kernel, sets, squared_norms=jnp.diagonal(gram))
+
+
+def noise_ridge(noise: Float[Array, ""], intervals: Float[Array, " t"]) -> Float[Array, ""]:
+    """The regularizer that sampling noise asks for: the inputs are intervals times embeddings."""
+    return noise * jnp.mean(intervals**2)
 
 
 def as_step_weights(step_weights: ArrayLike | None, gram: Float[Array, "T T"]) -> Float[Array, " t"]:

@@ -157,10 +157,12 @@ def _squared_hinge(codes: Float[Array, "n r"], y, scale, intercept: bool):
     def step(carry):
         w, inside, _, count = carry
         full = minimum(*fixed, inside)
+        # The full step is the minimum where it has those points inside its margin that it was solved for. A damped step that
+        # leaves them as they were is not.
+        settled = jnp.all(inside_margin(full) == inside)
         trials = w + shares[:, None] * (full - w)
-        w = trials[jnp.argmin(jax.vmap(objective)(trials))]
-        now = inside_margin(w)
-        return w, now, jnp.all(now == inside), count + 1
+        w = jnp.where(settled, full, trials[jnp.argmin(jax.vmap(objective)(trials))])
+        return w, inside_margin(w), settled, count + 1
 
     start = (free, inside_margin(free), jnp.asarray(False), jnp.asarray(0))
     w, inside, converged, _ = lax.while_loop(lambda c: ~c[2] & (c[3] < _NEWTON_STEPS), step, start)

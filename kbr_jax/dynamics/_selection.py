@@ -4,13 +4,17 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from .._checks import as_count, as_non_negative
+from .._checks import as_count, as_non_negative, is_concrete
 from .._numerics import matmul
 from .._typing import Array, ArrayLike, Float
 from ..kernels import as_kernel
 from ._dynamics import DistributionDynamics, advance, as_form, as_step_weights, coefficient_matrix
 from ._sets import set_gram
+
+#: Steps of times that differ by a smaller share count as equal: times are rounded.
+_EQUAL_STEPS = 1e-3
 
 
 def refit_dynamics(
@@ -22,16 +26,43 @@ def refit_dynamics(
 ) -> DistributionDynamics:
     """The same dynamics with another regularizer, step weights or form, in O(T^3): the Gram matrix of the sets is kept.
 
-    What is None stays as it is. **Raises:** `ValueError` as `fit_dynamics`.
+    What is None stays as it is: a regularizer too, also where the form changes from "change", whose regularizer is in squared
+    units of time. The form "next" forgets the times, and counts steps as 1.
+
+    **Raises:** `ValueError` as `fit_dynamics`; for the form "next", where the steps of the times are not equal (if they are traced,
+    they are not looked at).
     """
     gram = model.gram
     ridge = model.regularizer
     if regularizer is not None:
         ridge = as_non_negative(regularizer, "regularizer", scalar=True).astype(gram.dtype)
     gammas = model.step_weights if step_weights is None else as_step_weights(step_weights, gram)
-    matrix = coefficient_matrix(gram, gammas, model.intervals, ridge)
     form = as_form(form or model.form)
-    return DistributionDynamics(model.kernel, model.sets, gram, matrix, model.intervals, ridge, gammas, form)
+    if form == "next" and is_concrete(model.intervals):
+        steps = np.asarray(model.intervals)
+        if np.ptp(steps) > _EQUAL_STEPS * np.max(steps):
+            raise ValueError(
+                f'The form "next" assumes equal steps; those of this model are from {steps.min():.3g} to {steps.max():.3g} '
+                'long. Keep the form "change".'
+            )
+    return refitted(model, ridge, gammas, intervals_of(model, form), form)
+
+
+def intervals_of(model: DistributionDynamics, form: Literal["next", "change"]) -> Float[Array, " t"]:
+    """The intervals of a model of another form: "next" takes each step as one."""
+    return jnp.ones_like(model.intervals) if form == "next" else model.intervals
+
+
+def refitted(
+    model: DistributionDynamics,
+    ridge: Float[Array, ""],
+    gammas: Float[Array, " t"],
+    intervals: Float[Array, " t"],
+    form: Literal["next", "change"],
+) -> DistributionDynamics:
+    """The model with these settings, which are not checked."""
+    matrix = coefficient_matrix(model.gram, gammas, intervals, ridge)
+    return DistributionDynamics(model.kernel, model.sets, model.gram, matrix, intervals, ridge, gammas, form)
 
 
 def _reference(model: DistributionDynamics, kernel: Any) -> Float[Array, "T T"]:

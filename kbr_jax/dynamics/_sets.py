@@ -9,7 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._checks import as_count, as_mask, as_points, as_weights, check_alike, check_finite, padded, size, take
+from .._checks import (
+    as_count,
+    as_mask,
+    as_points,
+    as_weights,
+    check_alike,
+    check_finite,
+    is_concrete,
+    padded,
+    size,
+    take,
+)
 from .._numerics import matmul
 from .._typing import Array, ArrayLike, Float, Points
 from ..embedding import Embedding, GaussianMixture, inner_mixtures
@@ -44,11 +55,13 @@ def sample_sets(
 
     - `sets`: a list or tuple of samples `[n_t, ...]` (each an array, or a tuple of arrays: vectors and their labels), or T
       samples of one size already stacked, an array `[T, n, ...]`.
-    - `weights` `[T, n]`, of any sign; uniform by default. `mask` `[T, n]`, False for padding; for stacked samples only.
+    - `weights` `[T, n]`, of any sign; uniform by default. `mask` `[T, n]`, False for padding; for stacked samples only. A set that a
+      traced mask leaves empty has the embedding 0 and no noise: give the steps from and to it the step weight 0.
 
     Memory is T times the largest sample: put very uneven ones in several sequences.
 
-    **Raises:** `ValueError` for an empty sequence, an empty or non-finite sample, or samples of different kinds of point.
+    **Raises:** `ValueError` for an empty sequence, an empty (or fully masked) or non-finite sample, or samples of different kinds of
+    point.
     """
     if not isinstance(sets, (list, tuple)):
         return _stacked(sets, weights, mask)
@@ -76,6 +89,11 @@ def _stacked(points: Points, weights: ArrayLike | None, mask: ArrayLike | None) 
         )
     dtype = jnp.result_type(*[leaf.dtype for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)] or [float])
     present = as_mask(mask, shape, "mask")
+    if is_concrete(present) and not np.all(np.any(np.asarray(present), axis=1)):
+        empty = np.flatnonzero(~np.any(np.asarray(present), axis=1)).tolist()
+        raise ValueError(
+            f"`mask` leaves no point of the sets {empty}; drop them: the `times` of `fit_dynamics` allow for gaps."
+        )
     if weights is None:
         counts = jnp.sum(present, axis=1, keepdims=True).astype(dtype)
         return SampleSets(points, jnp.where(present, 1 / jnp.where(counts > 0, counts, 1), 0).astype(dtype))
@@ -160,7 +178,8 @@ def sampling_noise(
     kernel: Any, sets: SampleSets, *, squared_norms: Float[Array, " T"] | None = None
 ) -> Float[Array, " T"]:
     r"""Expected squared distance of each embedding from that of its distribution, $E |\hat\mu_t - \mu_t|^2$, estimated without bias:
-    $(\frac1n \sum_i k(z_i, z_i) - |\hat\mu_t|^2) / (n - 1)$ for n points of equal weight (0 for one point).
+    $(\frac1n \sum_i k(z_i, z_i) - |\hat\mu_t|^2) / (n - 1)$ for n points of equal weight (0 for one point, or
+    for a mass of 0).
 
     With weights of sum s, $v = \sum_i w_i^2 / s^2$ takes the place of 1 / n. **Arguments:** `squared_norms` `[T]` of the embeddings,
     the diagonal of `set_gram`, if known. **Returns:** `[T]`. Cost O(T n^2 d), or O(T n d) with the norms.
@@ -172,7 +191,8 @@ def sampling_noise(
         squared_norms = _products(kernel, sets, sets, (index, index), 1)
     own = jax.vmap(kernel.diagonal)(sets.points).astype(weights.dtype)
     mass = jnp.sum(weights, axis=-1)
-    spread = jnp.sum(weights**2, axis=-1) / mass**2
+    whole = mass != 0
+    spread = jnp.where(whole, jnp.sum(weights**2, axis=-1) / jnp.where(whole, mass, 1) ** 2, 1)
     excess = jnp.maximum(jnp.sum(weights * own, axis=-1) * mass - squared_norms, 0)
     alone = spread >= 1 - 4 * jnp.finfo(weights.dtype).eps
     return jnp.where(alone, 0, excess * spread / jnp.where(alone, 1, 1 - spread))

@@ -12,8 +12,8 @@ from .._checks import as_positive
 from .._numerics import matmul
 from .._typing import Array, ArrayLike, Float
 from ..embedding import GaussianMixture, normalised
-from ._dynamics import DistributionDynamics, forecast
-from ._selection import forward_predictions, left_out_predictions, refit_dynamics
+from ._dynamics import DistributionDynamics, forecast, noise_ridge
+from ._selection import forward_predictions, intervals_of, left_out_predictions, refitted
 from ._sets import sampling_noise
 
 #: Regularizers, in units of the sampling noise of the embeddings.
@@ -40,9 +40,9 @@ def stacked_forecast(model: DistributionDynamics, *, factors: Sequence[float] | 
     r"""A one-step prediction that needs no regularizer: a convex combination of the predictions of many (stacking; Wolpert 1992).
 
     Candidates are both forms of `fit_dynamics`, "next" with and without its mass restored, with regularizers $f \sigma^2$ for the mean
-    `sampling_noise` $\sigma^2$ of the embeddings; and the straight line $a + b t$ through the embeddings by least squares, which a
-    mixture follows whose shares drift evenly. Their shares $\pi$ minimise the squared RKHS error of the combination on steps that
-    were observed, each predicted without being known,
+    `sampling_noise` $\sigma^2$ of the embeddings (for "change" times the mean of $\Delta_t^2$, as in `fit_dynamics`); and the straight
+    line $a + b t$ through the embeddings by least squares, which a mixture follows whose shares drift evenly. Their shares $\pi$
+    minimise the squared RKHS error of the combination on steps that were observed, each predicted without being known,
 
     $$ \min_{\pi \ge 0, \sum_c \pi_c = 1} \operatorname{mean}_{t, \text{left out}} | \sum_c \pi_c e_{ct} |^2
        + \operatorname{mean}_{t, \text{ahead}} | \sum_c \pi_c e_{ct} |^2 + \sigma^2 |\pi|^2, $$
@@ -50,8 +50,8 @@ def stacked_forecast(model: DistributionDynamics, *, factors: Sequence[float] | 
     all steps but the first left out in turn, and the sets from half of the sequence on predicted from those before. Where "next",
     which shrinks to 0, and "change", which shrinks to the last set, err to opposite sides, their errors cancel.
 
-    **Arguments:** `model`, whose Gram matrix is used, with step weights and times (its form and regularizer are not); `factors` f
-    `[m]`.
+    **Arguments:** `model`, whose Gram matrix is used, with step weights and times (its form and regularizer are not). "next" takes
+    unequal steps as equal; its errors on those observed show what that costs. `factors` f `[m]`.
 
     **Returns:** a `Stacked`. Cost O(m T^4) and a descent of O(m^2) steps; no gradient flows through the shares.
 
@@ -76,7 +76,8 @@ def _stack(model: DistributionDynamics, factors: Float[Array, " m"], noise: Floa
     identity = jnp.eye(count, dtype=model.gram.dtype)
 
     def candidate(factor, form, restored):
-        one = refit_dynamics(model, regularizer=factor * noise, form=form)
+        intervals = intervals_of(model, form)
+        one = refitted(model, noise_ridge(factor * noise, intervals), model.step_weights, intervals, form)
         found = forecast(one), left_out_predictions(one)[1:], forward_predictions(one, first, 1)
         return tuple(normalised(c) for c in found) if restored else found
 
@@ -118,7 +119,7 @@ def _on_simplex(quadratic: Float[Array, "c c"]) -> Float[Array, " c"]:
     def step(_, carry):
         w, ahead, momentum = carry
         with jax.numpy_dtype_promotion("standard"):  # optax mixes counts with floats
-            new = optax.projections.projection_simplex(ahead - rate * matmul(quadratic, ahead))
+            new = optax.projections.projection_simplex(ahead - rate * matmul(quadratic, ahead)).astype(w.dtype)
         following = (1 + jnp.sqrt(1 + 4 * momentum**2)) / 2
         return new, new + (momentum - 1) / following * (new - w), following
 

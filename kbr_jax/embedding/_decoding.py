@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from .._checks import as_batch, as_points, check_alike, take
+from .._checks import as_batch, as_points, check_alike, in_one_precision, take
 from .._numerics import HIGHEST, matmul, safe_divide
-from .._typing import Array, Float, Point, Points
+from .._typing import Array, ArrayLike, Float, Point, Points
 from ..kernels import ChordalGaussian, Gaussian
 from ._embedding import Embedding, check_unbatched, evaluate, mean
 
@@ -45,7 +45,8 @@ def decode_fixed_point(embedding: Embedding, start: Point | None = None, *, step
 
     Signed weights can make the denominator zero or negative, and a step can then go up. A step that would raise the
     objective (by more than rounding) is replaced by the same step halved, and by none if that fails too, so the objective
-    never rises above its start. Cost O(steps n d). Differentiable (through the iterations).
+    never rises above its start. Cost O(steps n d). Differentiable (through the iterations). Computed in the wider dtype of
+    points and weights.
     """
     kernel = embedding.kernel
     if not isinstance(kernel, (Gaussian, ChordalGaussian)):
@@ -53,6 +54,7 @@ def decode_fixed_point(embedding: Embedding, start: Point | None = None, *, step
             f"The fixed point is that of Gaussian kernels, not {type(kernel).__name__}; use `decode_gradient`."
         )
     check_unbatched(embedding, "embedding")
+    embedding = _in_one_dtype(embedding)
     points, weights = embedding.points, embedding.weights
     start = jnp.asarray(decode(embedding) if start is None else start, points.dtype)
     if start.shape != points.shape[1:]:
@@ -75,33 +77,52 @@ def decode_fixed_point(embedding: Embedding, start: Point | None = None, *, step
     return lax.scan(step, start, length=steps)[0]
 
 
-@eqx.filter_jit
+def _in_one_dtype(embedding: Embedding) -> Embedding:
+    """Points and weights in the wider of their dtypes, as a loop must keep them; points must be one array of real numbers."""
+    points = as_points(embedding.points, "embedding.points")
+    if not isinstance(points, jax.Array) or not jnp.issubdtype(points.dtype, jnp.floating):
+        kinds = [leaf.dtype.name for leaf in jax.tree.leaves(points)]
+        raise ValueError(
+            f"Only points that are one floating-point array can be moved, not {kinds}: convert them, or use `decode`."
+        )
+    return Embedding(embedding.kernel, *in_one_precision(points, embedding.weights))
+
+
 def decode_gradient(
     embedding: Embedding,
     starts: Points | None = None,
     *,
     num_starts: int = 5,
     steps: int = 200,
-    learning_rate: float = 0.05,
+    learning_rate: ArrayLike = 0.05,
 ) -> Point:
     r"""Pre-image under any differentiable kernel by gradient descent (Adam) on S13 eq 26 from several starts.
 
     **Arguments:**
 
-    - `embedding`: unbatched, on real points (one array); use `vmap` over weights for a batch.
+    - `embedding`: unbatched, on real points (one array); use `vmap` over weights for a batch. Computed in the wider dtype of
+      points and weights.
     - `starts`: `[s, ...]`; by default the `num_starts` best points of the sample.
-    - `steps`, `learning_rate`: of Adam; the rate is in units of the points and decays to zero over the steps (cosine).
+    - `steps` (static), `learning_rate`: of Adam; the rate is in units of the points and decays to zero over the steps (cosine).
 
     **Returns:** the best point seen over all starts and steps, never worse than the best start.
-    Cost O(s steps n d).
+    Cost O(s steps n d). **Raises:** `ValueError` for a batch, for points that are not one real array, and for `starts` unlike them.
     """
+    # A Python number would be static, and each another program.
+    return _descend(embedding, starts, jnp.asarray(learning_rate, float), num_starts, steps)
+
+
+@eqx.filter_jit
+def _descend(embedding: Embedding, starts: Points | None, rate: Float[Array, ""], num_starts: int, steps: int) -> Point:
     check_unbatched(embedding, "embedding")
+    embedding = _in_one_dtype(embedding)
     if starts is None:
         order = jnp.argsort(decoding_objective(embedding, embedding.points))
         starts = take(embedding.points, order[: min(num_starts, order.shape[0])])
-    starts = as_points(starts, "starts")
-    check_alike(starts, "starts", embedding.points, "embedding.points")
-    optimiser = optax.adam(optax.cosine_decay_schedule(learning_rate, steps))
+    first = as_points(starts, "starts")
+    check_alike(first, "starts", embedding.points, "embedding.points")
+    first = first.astype(embedding.points.dtype)
+    optimiser = optax.adam(optax.cosine_decay_schedule(rate.astype(first.dtype), steps))
     objective = jax.value_and_grad(lambda y: decoding_objective(embedding, y))
 
     def descend(start):
@@ -118,7 +139,7 @@ def decode_gradient(
         carry, _ = lax.scan(step, carry, length=steps + 1)
         return carry[2], carry[3]
 
-    points, values = jax.vmap(descend)(starts)
+    points, values = jax.vmap(descend)(first)
     return points[jnp.argmin(values)]
 
 

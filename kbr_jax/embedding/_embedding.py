@@ -15,7 +15,7 @@ from ..kernels import AbstractKernel, as_kernel
 
 
 class Embedding(eqx.Module):
-    r"""Mean embedding $\mu = \sum_i w_i k(x_i, \cdot)$ of a distribution (S13 eq 1).
+    r"""Mean embedding $\mu = \sum_i w_i k(x_i, \cdot)$ of a distribution: an estimate of S13 eq 1, with $w_i = 1 / n$ its eq 4.
 
     - `kernel`: the kernel of the RKHS.
     - `points`: sample `[n, ...]`.
@@ -34,7 +34,7 @@ class Embedding(eqx.Module):
 
 
 def embed(kernel: Any, points: Points, weights: ArrayLike | None = None) -> Embedding:
-    r"""Embed a sample: $\hat\mu = \sum_i w_i k(x_i, \cdot)$ (S13 eq 1; S09 eq 2b), uniform weights $1 / n$ by default.
+    r"""Embed a sample: $\hat\mu = \sum_i w_i k(x_i, \cdot)$ (S13 eq 4; S09 eq 2b), uniform weights $1 / n$ by default.
 
     **Arguments:**
 
@@ -127,8 +127,8 @@ def mix(embeddings: Sequence[Embedding], shares: ArrayLike) -> Embedding:
                 f"embeddings[{index}] is a batch of shape {other.weights.shape}; mix under `vmap` instead."
             )
     points = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *[e.points for e in embeddings])
-    weights = jnp.concatenate([share * e.weights for share, e in zip(shares, embeddings, strict=True)])
-    return Embedding(embeddings[0].kernel, points, weights)
+    weights = [share.astype(e.weights.dtype) * e.weights for share, e in zip(shares, embeddings, strict=True)]
+    return Embedding(embeddings[0].kernel, points, jnp.concatenate(weights))
 
 
 def normalise(embedding: Embedding) -> tuple[Embedding, Float[Array, "*batch"]]:

@@ -5,12 +5,13 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax import lax
 
-from .._checks import as_points, as_weights
-from .._numerics import exp, matmul, safe_sqrt
+from .._checks import as_points, as_weights, check_alike
+from .._numerics import exp, matmul, safe_sqrt, squared_distances
 from .._typing import Array, ArrayLike, Float, Points
 from ..kernels import Gaussian, Scaled, as_kernel
-from ._embedding import Embedding, squared_norm
+from ._embedding import Embedding, check_unbatched, squared_norm
 
 
 class GaussianMixture(eqx.Module):
@@ -44,24 +45,30 @@ def gaussian_mixture(means: ArrayLike, covariances: ArrayLike, shares: ArrayLike
     return GaussianMixture(means, covariances, jnp.broadcast_to(shares.astype(means.dtype), means.shape[:-1]))
 
 
-def _expected_kernel(
-    kernel: Any, difference: Float[Array, "*s d"], covariance: Float[Array, "*t d d"]
-) -> Float[Array, "*u"]:
-    r"""$E k(X, Y)$ for $X - Y \sim N(difference, covariance)$; leading axes broadcast, each covariance is factored once."""
-    kernel, factor, dimension = as_kernel(kernel), 1.0, difference.shape[-1]
+def _unscaled(kernel: Any, dtype: jnp.dtype) -> tuple[Float[Array, ""] | float, Gaussian]:
+    """A Gaussian kernel and the factor before it; any other kernel is a `ValueError`."""
+    kernel, factor = as_kernel(kernel), 1.0
     while isinstance(kernel, Scaled):
-        factor, kernel = factor * kernel.factor.astype(difference.dtype), kernel.kernel
+        factor, kernel = factor * kernel.factor.astype(dtype), kernel.kernel
     if not isinstance(kernel, Gaussian):
         raise ValueError(
             f"Embedded Gaussians have a closed form under `Gaussian` kernels, scaled if you like, not {type(kernel).__name__}."
         )
+    return factor, kernel
+
+
+def _log_expected_kernel(
+    kernel: Gaussian, difference: Float[Array, "*s d"], covariance: Float[Array, "*t d d"]
+) -> Float[Array, "*u"]:
+    r"""$\log E k(X, Y)$ for $X - Y \sim N(difference, covariance)$; leading axes broadcast, each covariance is factored once."""
+    dimension = difference.shape[-1]
     squares = jnp.broadcast_to(kernel.bandwidth.astype(difference.dtype).reshape(-1) ** 2, (dimension,))
     lower = jnp.linalg.cholesky(jnp.diag(squares) + covariance)
     identity = jnp.broadcast_to(jnp.eye(dimension, dtype=lower.dtype), lower.shape)
     inverse = jax.scipy.linalg.solve_triangular(lower, identity, lower=True)
     scaled = matmul(inverse, difference[..., None])[..., 0]
     half_logs = jnp.sum(jnp.log(jnp.diagonal(lower, axis1=-2, axis2=-1)), axis=-1) - jnp.sum(jnp.log(squares)) / 2
-    return factor * exp(-half_logs - jnp.sum(scaled**2, axis=-1) / 2)
+    return -half_logs - jnp.sum(scaled**2, axis=-1) / 2
 
 
 def inner_mixtures(kernel: Any, p: GaussianMixture, q: GaussianMixture) -> Float[Array, "*batch"]:
@@ -78,26 +85,32 @@ def inner_mixtures(kernel: Any, p: GaussianMixture, q: GaussianMixture) -> Float
         raise ValueError(f"The mixtures have {p.means.shape[-1]} and {q.means.shape[-1]} coordinates; they must agree.")
     difference = p.means[..., :, None, :] - q.means[..., None, :, :]
     covariance = p.covariances[..., :, None, :, :] + q.covariances[..., None, :, :, :]
-    values = _expected_kernel(kernel, difference, covariance)
-    return jnp.sum(p.shares[..., :, None] * q.shares[..., None, :] * values, axis=(-2, -1))
+    factor, gaussian = _unscaled(kernel, difference.dtype)
+    values = exp(_log_expected_kernel(gaussian, difference, covariance))
+    return factor * jnp.sum(p.shares[..., :, None] * q.shares[..., None, :] * values, axis=(-2, -1))
 
 
-def evaluate_mixture(kernel: Any, mixture: GaussianMixture, points: Points) -> Float[Array, " n"]:
-    r"""$\mu_p(z) = E_p k(Z, z)$ at points `[n, d]`, in closed form: the density of p smoothed by the kernel. O(c d^3 + n c d^2).
+def evaluate_mixture(kernel: Any, mixture: GaussianMixture, points: Points) -> Float[Array, "*batch n"]:
+    r"""$\mu_p(z) = E_p k(Z, z)$ at points `[n, d]`, in closed form: the density of p smoothed by the kernel.
+
+    **Returns:** `[..., n]`, leading axes as the batch of mixtures. Cost O(c d^3 + n c d^2) for each.
 
     **Raises:** `ValueError` as `inner_mixtures`, and for points of another dimension.
     """
     points = as_points(points, "points")
     if points.shape[1:] != mixture.means.shape[-1:]:
         raise ValueError(f"`points` must be [n, {mixture.means.shape[-1]}] for this mixture, got {list(points.shape)}.")
-    values = _expected_kernel(kernel, points[:, None, :] - mixture.means, mixture.covariances)
-    return jnp.sum(mixture.shares * values, axis=-1)
+    factor, gaussian = _unscaled(kernel, points.dtype)
+    difference = points[:, None, :] - mixture.means[..., None, :, :]
+    values = exp(_log_expected_kernel(gaussian, difference, mixture.covariances[..., None, :, :, :]))
+    return factor * jnp.sum(mixture.shares[..., None, :] * values, axis=-1)
 
 
-def mmd_mixture(embedding: Embedding, mixture: GaussianMixture) -> Float[Array, ""]:
+def mmd_mixture(embedding: Embedding, mixture: GaussianMixture) -> Float[Array, "*batch"]:
     r"""$|\mu - \mu_p|$ of an embedding of n points `[n, d]` and an embedded mixture: its distance to a sample of infinite size.
 
-    Cost O(n^2 d). **Raises:** `ValueError` as `inner_mixtures`.
+    Batch axes, of the embedding's weights and of the mixture, broadcast. **Returns:** `[...]`. Cost O(n^2 d).
+    **Raises:** `ValueError` as `inner_mixtures`.
     """
     kernel = embedding.kernel
     cross = jnp.sum(embedding.weights * evaluate_mixture(kernel, mixture, embedding.points), axis=-1)
@@ -110,12 +123,38 @@ def smoothed_kl(mixture: GaussianMixture, embedding: Embedding, grid: Points) ->
     With p known and q a sample without negative weights (for example a herded one) this is the divergence of Lampert 2015,
     table 2. Each is normalised to sum 1 over the grid, which must cover both.
 
-    **Arguments:** `grid` `[g, d]`. **Returns:** a scalar; infinite where q is not positive and p is. Cost O(g n d).
+    **Arguments:** `grid` `[g, d]`; one mixture and one embedding, use `vmap` for batches. **Returns:** a scalar; infinite where q
+    is not positive and p is. In logarithms, so that q is positive however far a grid point is from the sample; what
+    of p is too small for its dtype counts as 0. Cost O(g (n + c d) d).
+
+    **Raises:** `ValueError` as `inner_mixtures`, for batches, and for a grid or a mixture of another dimension.
     """
     grid = as_points(grid, "grid")
-    p = evaluate_mixture(embedding.kernel, mixture, grid)
-    q = matmul(embedding.kernel.gram(grid, embedding.points), embedding.weights)
-    p, q = p / jnp.sum(p), q / jnp.sum(q)
+    check_alike(grid, "grid", embedding.points, "embedding.points")
+    check_unbatched(embedding, "embedding")
+    if mixture.means.ndim != 2 or mixture.means.shape[1:] != grid.shape[1:]:
+        raise ValueError(
+            f"`mixture` has means {mixture.means.shape}; one mixture on the `grid` has (c, {grid.shape[-1]}). Use `vmap` for several."
+        )
+    _, kernel = _unscaled(embedding.kernel, grid.dtype)
+    squares = squared_distances(kernel.standardise(grid), kernel.standardise(embedding.points))
+    log_p = _log_shares(
+        _log_expected_kernel(kernel, grid[:, None] - mixture.means, mixture.covariances), mixture.shares
+    )
+    log_q = _log_shares(-squares / 2, embedding.weights)
+    p = exp(log_p)
     present = p > 0
-    ratio = jnp.where(present, p / jnp.where(q > 0, q, 0), 1)
-    return jnp.sum(jnp.where(present, p * jnp.log(ratio), 0))
+    return jnp.sum(p * jnp.where(present, log_p - jnp.where(present, log_q, 0), 0))
+
+
+def _log_shares(logs: Float[Array, "g n"], weights: Float[Array, " n"]) -> Float[Array, " g"]:
+    r"""Logarithm of $\sum_i w_i e^{l_{gi}}$, normalised to sum 1 over g; $-\infty$ where the sum is not positive."""
+    nearest = jnp.max(jnp.where(weights != 0, logs, -jnp.inf), axis=1)
+    shift = lax.stop_gradient(jnp.where(jnp.isfinite(nearest), nearest, 0))
+    # Only terms without weight reach the bound, which keeps 0 times infinity out of the sum.
+    sums = matmul(exp(jnp.minimum(logs - shift[:, None], 40)), weights)
+    peak = jnp.max(shift)
+    total = jnp.sum(sums * exp(shift - peak))
+    empty = sums <= 0
+    values = jnp.log(jnp.where(empty, 1, sums)) + (shift - peak) - jnp.log(total)
+    return jnp.where(empty, -jnp.inf, values)

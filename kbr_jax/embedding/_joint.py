@@ -48,7 +48,7 @@ class CrossCovariance(eqx.Module):
 
 
 def joint_embed(kernel_x: Any, kernel_y: Any, x: Points, y: Points, weights: ArrayLike | None = None) -> JointEmbedding:
-    r"""Embed pairs: $\hat C_{XY} = \sum_i w_i \phi(x_i) \otimes \psi(y_i)$ (S13 eq 3), uniform weights by default.
+    r"""Embed pairs: $\hat C_{XY} = \sum_i w_i \phi(x_i) \otimes \psi(y_i)$ (S13 eq 5), uniform weights by default.
 
     **Arguments:** kernels; samples `x` `[n, ...]` and `y` `[n, ...]`; `weights` `[n]` or `[..., n]` of any sign.
 

@@ -27,8 +27,9 @@ def quantile(embedding: Embedding, probabilities: ArrayLike, function: PointFunc
     real array, by default the point itself.
 
     **Returns:** `[..., *shape]`, with a leading axis `[q]` if u is a vector. Between the least and the largest value; piecewise
-    constant in the weights, so that gradients reach the values only. The indicator of a set is not in the RKHS of a smooth kernel:
-    expect the error of F at a scale below the kernel's bandwidth. Cost O(b s n (log n + q)) for b embeddings and s coordinates.
+    constant in the weights, so that gradients reach the values only. NaN where the weights are no distribution: where their sum is
+    NaN, infinite, not positive, or positive by rounding alone (`normalise`). The indicator of a set is not in the RKHS of a smooth
+    kernel: expect the error of F at a scale below the kernel's bandwidth. Cost O(b s n (log n + q)) for b embeddings and s coordinates.
 
     **Raises:** `ValueError` for probabilities outside [0, 1] or of two axes, and for values that are not one real array.
     """
@@ -40,8 +41,12 @@ def quantile(embedding: Embedding, probabilities: ArrayLike, function: PointFunc
     if not isinstance(values, jax.Array) or not jnp.issubdtype(values.dtype, jnp.floating):
         raise ValueError("Quantiles need real values, one array for each point: give a `function` that returns such.")
     rows = values.reshape(values.shape[0], -1).astype(dtype)
-    weights = normalised(embedding.weights.reshape(-1, values.shape[0]))
-    found = jax.vmap(lambda column: _rearranged(weights, column, levels.reshape(-1)), 1, 2)(rows)
+    weights = embedding.weights.reshape(-1, values.shape[0])
+    shares = normalised(weights)
+    found = jax.vmap(lambda column: _rearranged(shares, column, levels.reshape(-1)), 1, 2)(rows)
+    # Comparisons with NaN, or with shares of nothing, would find an end of the sample. Shares add up to 1 unless guarded.
+    known = (jnp.sum(weights, axis=1) > 0) & (jnp.sum(shares, axis=1) > 0.5)
+    found = jnp.where(known[:, None], found, jnp.nan)
     return found.reshape(*levels.shape, *embedding.weights.shape[:-1], *values.shape[1:])
 
 

@@ -87,7 +87,7 @@ def incomplete_cholesky(
       start of the block, for as long as one is left with half of the largest residual at the start: with 1 the greedy
       choice itself, with more one of about the same residual trace.
 
-    **Returns:** an `IncompleteCholesky`. Columns after the stop are zero and not `active`; the shape is always `[n, r]`.
+    **Returns:** an `IncompleteCholesky`. Columns after the stop are zero and not `active`; the shape is always `[n, min(r, n)]`.
     No gradient flows through it; use `landmark_features` for one. Cost O(n r^2 + n r d) and memory O(n (r + block)) for
     every `block`; a larger one reads the factor r / `block` times instead of r, several times faster for many points.
 
@@ -246,7 +246,7 @@ def random_landmarks(
     n / 16 proposals have been refused, and at the end if the tolerance may have been reached. Memory O(n + (r + block)^2).
     For `block` None, 1 below 4000 points and 64 from there on.
 
-    **Returns:** r `Landmarks` `[r, ...]` in the order of choice; not `active` after the stop. No gradient flows through them.
+    **Returns:** min(r, n) `Landmarks` in the order of choice; not `active` after the stop. No gradient flows through them.
     """
     kernel, x, rank, share = _checked(kernel, x, rank, tolerance)
     block = _as_block(block, x, _MANY_RANDOM)

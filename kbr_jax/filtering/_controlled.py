@@ -5,7 +5,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._checks import as_count, as_points, as_regularizer, check_alike, check_finite, size, take, without_padding
+from .._checks import (
+    as_count,
+    as_points,
+    as_regularizer,
+    check_alike,
+    check_finite,
+    in_precision,
+    like,
+    size,
+    take,
+    without_padding,
+)
 from .._numerics import AbstractFactor, matmul
 from .._typing import Array, ArrayLike, Bool, Float, Point, Points
 from ..embedding import Embedding
@@ -85,6 +96,7 @@ class ControlledFilter(AbstractSampleFilter):
             )
         controls = check_finite(without_padding(take(controls, slice(count)), base.states.mask), "controls")
         kernel_controls.check(controls, "controls")
+        controls = in_precision(controls, base.states.dtype)
         kernel = TensorProduct((base.states.kernel, kernel_controls))
         pairs = fit_features(kernel, (base.states.points, controls), landmarks, base.states.mask)
         epsilon = as_regularizer(regularizer, "regularizer", base.states.dtype)
@@ -134,6 +146,7 @@ class ControlledFilter(AbstractSampleFilter):
             raise ValueError("This ControlledFilter needs `controls`, an input for each step.")
         controls, training = as_points(controls, "controls"), self.pairs.points[1]
         check_alike(controls, "controls", training, "training controls")
+        controls = like(controls, training)
         if size(controls) != codes.shape[0]:
             raise ValueError(f"`controls` has {size(controls)} points; {codes.shape[0]} steps need an input each.")
         kernel = self.pairs.kernel.kernels[1]  # pyright: ignore[reportAttributeAccessIssue]

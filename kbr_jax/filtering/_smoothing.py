@@ -76,7 +76,7 @@ def smooth(
             f"got {type(filt).__name__}; for a `RivalFilter` pass its `base`."
         )
     base = filt.base if isinstance(filt, ControlledFilter) else filt
-    weights = jnp.asarray(weights)
+    weights = jnp.asarray(weights).astype(filt.states.dtype)
     if weights.ndim != 2 or weights.shape[0] == 0 or weights.shape[1] != filt.states.size:
         raise ValueError(
             f"`weights` has shape {weights.shape}; beliefs of this filter are [T, {filt.states.size}]. Use `vmap` for several."

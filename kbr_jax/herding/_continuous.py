@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from .._checks import as_count, as_points, as_positive, check_alike, take
+from .._checks import as_count, as_points, as_positive, check_alike, in_one_precision, size, take
 from .._typing import Array, ArrayLike, Float, Points
 from ..embedding import Embedding, check_unbatched, evaluate
 from ..kernels import diagonal
@@ -32,8 +32,8 @@ def herd_continuous(
     r"""The rule "greedy" of `herd` over all of space or a box: the k-th point maximises
     $\eta(z) - \frac1k \sum_{i<k} k(z, z_i) - \frac{1}{2k} k(z, z)$ (L15 eq 9 where k(z, z) is constant).
 
-    Each maximum is sought by gradient ascent (Adam) from the best `num_starts` of the `starts`, then by Newton steps, taken only
-    where they go up.
+    Each maximum is sought by gradient ascent (Adam) from the best `num_starts` of the `starts` (all, if there are fewer), then by
+    Newton steps, taken only where they go up.
 
     **Arguments:**
 
@@ -43,7 +43,8 @@ def herd_continuous(
     - `lower`, `upper`: bounds of the box, numbers or one per coordinate. An embedding that has lost mass sends points to the
       ends of its domain: give it one, or restore the mass (`extrapolate(..., normalise=True)`).
 
-    **Returns:** a `Herded` without `index`. Cost O(m num_starts steps (n + m) d), in one compiled scan.
+    **Returns:** a `Herded` without `index`, in the wider dtype of the embedding's points and weights. Cost
+    O(m num_starts steps (n + m) d), in one compiled scan.
 
     **Raises:** `ValueError` for a batch, points that are not one real array, or starts of another kind.
     """
@@ -53,12 +54,15 @@ def herd_continuous(
         raise ValueError("Gradient ascent needs points that are one real array [n, ...]; use `herd` over candidates.")
     starts = points if starts is None else as_points(starts, "starts")
     check_alike(starts, "starts", points, "embedding.points")
-    rate = as_positive(learning_rate, "learning_rate", scalar=True).astype(points.dtype)
-    low = jnp.asarray(-jnp.inf if lower is None else lower, points.dtype)
-    high = jnp.asarray(jnp.inf if upper is None else upper, points.dtype)
-    starts = jnp.clip(starts, low, high)
-    sizes = as_count(count, "count"), as_count(num_starts, "num_starts", starts, "starts"), as_count(steps, "steps")
-    return _herd(embedding, starts, rate, low, high, *sizes)
+    # One dtype throughout: the ascent goes back and forth between points and values.
+    embedding = Embedding(embedding.kernel, *in_one_precision(points, embedding.weights))
+    dtype = embedding.points.dtype
+    rate = as_positive(learning_rate, "learning_rate", scalar=True).astype(dtype)
+    low = jnp.asarray(-jnp.inf if lower is None else lower, dtype)
+    high = jnp.asarray(jnp.inf if upper is None else upper, dtype)
+    starts = jnp.clip(jnp.asarray(starts, dtype), low, high)
+    num_starts = min(as_count(num_starts, "num_starts"), size(starts))
+    return _herd(embedding, starts, rate, low, high, as_count(count, "count"), num_starts, as_count(steps, "steps"))
 
 
 @eqx.filter_jit

@@ -34,7 +34,8 @@ def corrective(kernel: AbstractKernel, points: Points, target: Float[Array, " c"
         rows, goal = rows.at[place].set(new), goal.at[place].set(target[index])
         gram = gram.at[place].set(column).at[:, place].set(column)
         indices = indices.at[place].set(index)
-        weights, active = _min_norm(gram, goal, weights, active.at[place].set(True))
+        # Reverse mode knows no `while_loop`. The objective needs none: it is flat in its best weights.
+        weights, active = _min_norm(*lax.stop_gradient((gram, goal, weights)), active.at[place].set(True))
         weights = jnp.where(k == 0, jnp.zeros(count, dtype).at[0].set(1), weights)
         objective = jnp.sum(weights * (matmul(gram, weights) - 2 * goal))
         return (rows, gram, goal, weights, active, indices), objective
@@ -47,27 +48,31 @@ def corrective(kernel: AbstractKernel, points: Points, target: Float[Array, " c"
         jnp.zeros(count, bool),
         jnp.zeros(count, int),
     )
-    (_, _, _, weights, _, indices), objective = lax.scan(step, start, jnp.arange(count))
-    return indices, weights, objective
+    (_, gram, goal, weights, active, indices), objective = lax.scan(step, start, jnp.arange(count))
+    # The weights as they were found, with the gradient of the best ones on their face, which they are.
+    best = _minimise(gram, goal, active)
+    return indices, weights + (best - lax.stop_gradient(best)), objective
+
+
+def _minimise(gram, goal, active: Bool[Array, " m"]):
+    """The best weights of sum 1 on a face, of any sign."""
+    both = active[:, None] & active[None, :]
+    ridge = jitter(jnp.where(both, gram, 0))
+    matrix = jnp.where(both, gram, 0) + jnp.diag(jnp.where(active, ridge, 1))
+    factor = jax.scipy.linalg.cho_factor(matrix, lower=True)
+    solved = jax.scipy.linalg.cho_solve(
+        factor, jnp.where(active[:, None], jnp.stack([goal, jnp.ones_like(goal)], 1), 0)
+    )
+    level = (1 - jnp.sum(solved[:, 0])) / jnp.sum(solved[:, 1])
+    return jnp.where(active, solved[:, 0] + level * solved[:, 1], 0)
 
 
 def _min_norm(gram, goal, weights, active: Bool[Array, " m"]):
     """Wolfe's inner loop: from feasible weights to the best of sum 1 on a face where all of them are positive."""
 
-    def minimise(active):
-        both = active[:, None] & active[None, :]
-        ridge = jitter(jnp.where(both, gram, 0))
-        matrix = jnp.where(both, gram, 0) + jnp.diag(jnp.where(active, ridge, 1))
-        factor = jax.scipy.linalg.cho_factor(matrix, lower=True)
-        solved = jax.scipy.linalg.cho_solve(
-            factor, jnp.where(active[:, None], jnp.stack([goal, jnp.ones_like(goal)], 1), 0)
-        )
-        level = (1 - jnp.sum(solved[:, 0])) / jnp.sum(solved[:, 1])
-        return jnp.where(active, solved[:, 0] + level * solved[:, 1], 0)
-
     def step(carry):
         weights, active, _ = carry
-        best = minimise(active)
+        best = _minimise(gram, goal, active)
         negative = active & (best <= 0)
         ratios = jnp.where(negative, weights / jnp.where(negative, weights - best, 1), jnp.inf)
         share = jnp.minimum(jnp.min(ratios), 1)

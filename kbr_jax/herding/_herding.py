@@ -47,7 +47,8 @@ def herd(embedding: Embedding, candidates: Points | None = None, *, count: int, 
 
     **Returns:** a `Herded`. Cost O(n c d) for $\eta$ at the candidates and O(m c d) for the choice, in one compiled scan; further
     O(m^2 c) for the last two, and O(m^4) for "corrective". Memory O(c), O(m c) for the last two. The choice is discrete: there
-    is no gradient of `index`.
+    is no gradient of `index`. Weights and objective have that of the choice as it is; the weights of "corrective" that of the
+    best ones on the points whose weight is not 0.
 
     **Raises:** `ValueError` for a batch, candidates of another kind, a `count` < 1, or an unknown rule; with "free", for more points
     than candidates.

@@ -143,6 +143,10 @@ def condition_centred(
     """
     if form not in ("affine", "printed"):
         raise ValueError(f"`form` must be 'affine' or 'printed', got {form!r}.")
+    if isinstance(model, MomentModel):
+        raise ValueError(
+            "`condition_centred` needs the sample: use a model of `fit_conditional` with landmarks, or `condition`."
+        )
     codes, single = encode(model.features_x, x, "x")
     factor = model.features_x.ridge(model.regularizer, centred=True)
     return _on_y(model, centred_weights(model.features_x, factor, codes, form), single)

@@ -8,16 +8,17 @@ import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 
 from .._checks import as_count, as_mask, as_points, check_alike, check_same_size, size
-from .._numerics import AbstractFactor, matmul, psd_factor, safe_sqrt
+from .._numerics import matmul, psd_factor, safe_sqrt
 from .._typing import Array, ArrayLike, Float, Points
 from ..embedding import Embedding, embed, mean, mmd2
 from ..features import AbstractFeatures, ExactFeatures, IterativeFeatures
 from ..filtering import AbstractFilter, MomentFilter, filter
-from ..kernels import as_kernel, gram_product
+from ..kernels import AbstractKernel, as_kernel, gram_product
 from ..rules import ConditionalEmbedding, MomentModel, bayes_rule, condition, ravel_point
 
 
@@ -48,7 +49,9 @@ def _errors(beliefs: Embedding, points: Points, kernel: Any, name: str) -> Float
     return kernel.diagonal(points).astype(weights.dtype) - 2 * cross + jnp.sum(smoothed * weights, axis=-1)
 
 
-def leave_out_loss(model: ConditionalEmbedding, *, block: int = 1, kernel: Any = None) -> Float[Array, ""]:
+def leave_out_loss(
+    model: ConditionalEmbedding | MomentModel, *, block: int = 1, kernel: Any = None
+) -> Float[Array, ""]:
     r"""Leave-one-out (or leave-block-out) regression loss of a fitted model, without refitting:
 
     $$ \frac1n \sum_B | \Psi_B - \hat\Psi_B^{(-B)} |^2, \qquad \Psi_B - \hat\Psi_B^{(-B)} = (I - H)_{BB}^{-1} ((I - H) \Psi)_B, $$
@@ -62,10 +65,17 @@ def leave_out_loss(model: ConditionalEmbedding, *, block: int = 1, kernel: Any =
     - `block`: size of the blocks left out (static), consecutive pairs; 1 is leave-one-out, n / k is k-fold. It must divide n.
     - `kernel` of y that measures the error, by default the model's own (with landmarks on y: the distance of features).
 
-    **Returns:** a scalar. Cost O(n^3) exact; with landmarks on x and y O(n r^2 + n block^2).
+    **Returns:** a scalar. Cost O(n^3) exact; with landmarks on x O(n^2 (d + r) + n block^2) in memory O(n (r + block)), and on y
+    too, without a `kernel`, O(n r (r + block) + n block^2).
 
-    **Raises:** `ValueError` if `block` does not divide n, for padded data with `block` > 1, or a model without a factor.
+    **Raises:** `ValueError` if `block` does not divide n, for padded data with `block` > 1, for moments, which hold no pairs, or a
+    model without a factor.
     """
+    if isinstance(model, MomentModel):
+        raise ValueError(
+            "Moments do not hold the training pairs: use `regression_loss` on held-out pairs, or fit with `fit_conditional` "
+            "and landmarks."
+        )
     features, count = model.features_x, as_count(block, "block", model.x, "model.x")
     if isinstance(features, IterativeFeatures):
         raise ValueError(
@@ -77,14 +87,15 @@ def leave_out_loss(model: ConditionalEmbedding, *, block: int = 1, kernel: Any =
         )
     # Where nothing is left to learn from, the prediction is 0 for any ridge.
     ridge = jnp.where(features.count > count, features.count - count, 1) * model.regularizer
-    left_out = _left_out(features, ridge, count)
-    codes = model.features_y
-    if kernel is None and not isinstance(codes, (ExactFeatures, IterativeFeatures)):
-        errors = jnp.sum(left_out(codes.codes) ** 2, axis=-1)
-    else:
-        kernel = model.kernel_y if kernel is None else as_kernel(kernel)
-        residual = left_out(jnp.eye(features.size, dtype=features.dtype))
+    codes, of_features = model.features_y, kernel is None
+    kernel = model.kernel_y if kernel is None else as_kernel(kernel)
+    if of_features and not isinstance(codes, (ExactFeatures, IterativeFeatures)):
+        errors = jnp.sum(_left_out(features, ridge, count)(codes.codes) ** 2, axis=-1)
+    elif isinstance(features, ExactFeatures):
+        residual = _left_out(features, ridge, count)(jnp.eye(features.size, dtype=features.dtype))
         errors = jnp.sum(matmul(residual, kernel.gram(model.y, model.y).astype(residual.dtype)) * residual, axis=-1)
+    else:
+        errors = _low_rank_errors(features, ridge, count, kernel, model.y)
     return jnp.sum(features.uniform * errors)
 
 
@@ -99,22 +110,47 @@ def _left_out(features: AbstractFeatures, ridge: Float[Array, ""], count: int) -
             matrix.reshape(-1, count, n), jnp.arange(0, n, count)
         )
     else:
-        codes, factor = features.codes, features.ridge(ridge / features.count)
-        residual = functools.partial(_residual_of_features, codes, factor)
-        rows = codes.reshape(-1, count, codes.shape[1])
-        solved = factor.solve(codes.T).T.reshape(rows.shape)
-        blocks = jnp.eye(count, dtype=codes.dtype) - matmul(rows, jnp.swapaxes(solved, -1, -2))
+        solved, blocks = _low_rank(features, ridge, count)
+        residual = functools.partial(_residual_of_features, features.codes, solved)
 
     def left_out(psi):
-        rows = residual(psi).reshape(-1, count, psi.shape[-1])
-        solved = rows / blocks if count == 1 else jnp.linalg.solve(blocks, rows)
-        return solved.reshape(psi.shape)
+        return _solve_blocks(blocks, residual(psi).reshape(-1, count, psi.shape[-1])).reshape(psi.shape)
 
     return left_out
 
 
-def _residual_of_features(codes: Float[Array, "n r"], factor: AbstractFactor, psi: Array) -> Array:
-    return psi - matmul(codes, factor.solve(matmul(codes.T, psi)))
+def _low_rank(features: AbstractFeatures, ridge: Float[Array, ""], count: int) -> tuple[Array, Array]:
+    r"""Z with $H = Z C^\top$ for the codes C, and the blocks $(I - H)_{BB}$."""
+    codes = features.codes
+    solved = features.ridge(ridge / features.count).solve(codes.T).T
+    rows, columns = (part.reshape(-1, count, codes.shape[1]) for part in (solved, codes))
+    return solved, jnp.eye(count, dtype=codes.dtype) - matmul(rows, jnp.swapaxes(columns, -1, -2))
+
+
+def _residual_of_features(codes: Float[Array, "n r"], solved: Float[Array, "n r"], psi: Array) -> Array:
+    return psi - matmul(solved, matmul(codes.T, psi))
+
+
+def _solve_blocks(blocks: Float[Array, "k b b"], rows: Float[Array, "k b c"]) -> Float[Array, "k b c"]:
+    return rows / blocks if blocks.shape[-1] == 1 else jnp.linalg.solve(blocks, rows)
+
+
+def _low_rank_errors(
+    features: AbstractFeatures, ridge: Float[Array, ""], count: int, kernel: AbstractKernel, y: Points
+) -> Float[Array, " n"]:
+    r"""Diagonal of $R G R^\top$ for the matrix R of `_left_out`: of $(I - H) G (I - H)^\top$ only blocks are formed."""
+    codes, (solved, blocks) = features.codes, _low_rank(features, ridge, count)
+    spread = gram_product(kernel, y, y, codes)
+    middle = matmul(codes.T, spread)
+    own = jax.vmap(lambda block: kernel.gram(block, block))(
+        jax.tree.map(lambda leaf: leaf.reshape(-1, count, *leaf.shape[1:]), y)
+    )
+    rows, columns = solved.reshape(-1, count, codes.shape[1]), spread.reshape(-1, count, codes.shape[1])
+    cross = matmul(rows, jnp.swapaxes(columns, -1, -2))
+    explained = matmul(matmul(rows, middle), jnp.swapaxes(rows, -1, -2))
+    inner = own.astype(codes.dtype) - cross - jnp.swapaxes(cross, -1, -2) + explained
+    left = _solve_blocks(blocks, inner)
+    return jnp.diagonal(_solve_blocks(blocks, jnp.swapaxes(left, -1, -2)), axis1=-2, axis2=-1).reshape(-1)
 
 
 def marginal_loss(
@@ -190,19 +226,31 @@ def filter_loss(
     count = size(states)
     counted = as_mask(counted, count, "counted") & (jnp.arange(count) >= burn_in)
 
-    def belief(step) -> Embedding:
-        return filt.belief(step if isinstance(filt, MomentFilter) else step.weights)  # pyright: ignore[reportAttributeAccessIssue]
-
-    def read(step):
-        if kernel is None and isinstance(filt, MomentFilter):
-            return filt.expectation(step)
-        return step if kernel is not None else decode(belief(step))
-
+    read = _Estimate(filt, decode) if kernel is None else None
     steps = filter(filt, observations, controls=controls, observed=observed, read=read, segment=segment)
-    errors = _squared_errors(steps, states) if kernel is None else _errors(belief(steps), states, kernel, "states")
+    if kernel is None:
+        errors = _squared_errors(steps, states)
+    else:
+        errors = _errors(_belief(filt, steps), states, kernel, "states")
     # Where nothing is counted neither value nor gradient may depend on what stands there.
     errors = jnp.where(counted, errors, 0)
     return jnp.sum(errors) / jnp.maximum(jnp.sum(counted), 1).astype(errors.dtype)
+
+
+class _Estimate(eqx.Module):
+    """The point read off a step. It holds the filter's arrays as a tree: a closure over them would be a new program at each call."""
+
+    filt: AbstractFilter
+    decode: Callable[[Embedding], Points]
+
+    def __call__(self, step: Any) -> Points:
+        if isinstance(self.filt, MomentFilter):
+            return self.filt.expectation(step)
+        return self.decode(_belief(self.filt, step))
+
+
+def _belief(filt: AbstractFilter, step: Any) -> Embedding:
+    return filt.belief(step if isinstance(filt, MomentFilter) else step.weights)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _squared_errors(estimates: Points, states: Points) -> Float[Array, " T"]:

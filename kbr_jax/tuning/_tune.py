@@ -65,7 +65,7 @@ class _State(eqx.Module):
     trial: list[Array]  # what is tried next
     last: list[Array]  # the last point where loss and gradient were finite
     move: list[Array]  # the optimizer's update there; halved whenever it leads to a point that is not finite
-    optimizer: Any
+    optimizer: Any  # its state, for the tree of parameters
     best: list[Array]
     value: Float[Array, ""]
     step: Int[Array, ""]
@@ -85,14 +85,17 @@ class _Problem(eqx.Module):
     patience: int | None = eqx.field(static=True)
     record: bool = eqx.field(static=True)
 
+    def tree(self, leaves: list[Array]) -> Any:
+        return jax.tree.unflatten(self.treedef, leaves)
+
     def decode(self, free: list[Array]) -> Any:
         leaves = [jnp.exp(leaf) if positive else leaf for leaf, positive in zip(free, self.positive, strict=True)]
-        return eqx.combine(jax.tree.unflatten(self.treedef, leaves), self.fixed)
+        return eqx.combine(self.tree(leaves), self.fixed)
 
     def start(self, free: list[Array]) -> _State:
         with jax.numpy_dtype_promotion("standard"):  # optax mixes its step count with floats
-            optimizer = self.optimizer.init(free)
-        dtype = jnp.result_type(*free)
+            optimizer = self.optimizer.init(self.tree(free))
+            dtype = jnp.result_type(*free)
         still = jax.tree.map(jnp.zeros_like, free)
         count = jnp.zeros((), int)
         return _State(free, free, still, optimizer, free, jnp.asarray(jnp.inf, dtype), count, count)
@@ -100,21 +103,22 @@ class _Problem(eqx.Module):
     def step(self, state: _State, number: Int[Array, ""], key: PRNGKeyArray | None) -> tuple[_State, History]:
         """Evaluate the trial point, and go on from it, or halve the way there."""
         more = () if key is None else (jax.random.fold_in(key, number),)
-        value, gradient = jax.value_and_grad(lambda free: self.loss(self.decode(free), *more))(state.trial)
+
+        def loss(free: list[Array]) -> Float[Array, ""]:
+            return self.loss(self.decode(free), *more)
+
+        value, gradient = jax.value_and_grad(loss)(state.trial)
         value = value.astype(state.value.dtype)
         accepted = _all_finite((value, gradient))
-        gradient = jax.tree.map(lambda g: jnp.where(accepted, g, 0), gradient)
-        with jax.numpy_dtype_promotion("standard"):
-            move, optimizer = self.optimizer.update(
-                gradient, state.optimizer, state.trial, value=jnp.where(accepted, value, 0), grad=gradient
-            )
+        gradient = [jnp.where(accepted, g, 0) for g in gradient]
+        move, optimizer = self.update(loss, state, jnp.where(accepted, value, 0), gradient)
         accepted = accepted & _all_finite(move)
         score, scored = self.score(state.trial, value, number)
         better = accepted & scored & (score < state.value)
         half = jax.tree.map(lambda m: m / 2, state.move)
 
-        def where(condition, new, old):
-            return jax.tree.map(lambda n, o: jnp.where(condition, n, o), new, old)
+        def where(condition, new, old):  # in the old dtype, which promotion in the optimizer may have changed
+            return jax.tree.map(lambda n, o: jnp.where(condition, jnp.asarray(n, o.dtype), o), new, old)
 
         last = where(accepted, state.trial, state.last)
         move = where(accepted, move, half)
@@ -130,6 +134,14 @@ class _Problem(eqx.Module):
         )
         parameters = eqx.filter(self.decode(state.trial), eqx.is_inexact_array) if self.record else None
         return new, History(value, score if self.validation is not None else None, accepted, parameters)
+
+    def update(self, loss: Callable, state: _State, value: Float[Array, ""], gradient: list[Array]) -> tuple[Any, Any]:
+        """The optimizer's move and its new state. It sees the user's tree, for labels and masks, not a list of leaves."""
+        tree = self.tree(gradient)
+        more = {"value": value, "grad": tree, "value_fn": lambda free: loss(jax.tree.leaves(free)).astype(value.dtype)}
+        with jax.numpy_dtype_promotion("standard"):
+            move, optimizer = self.optimizer.update(tree, state.optimizer, self.tree(state.trial), **more)
+        return jax.tree.leaves(move), optimizer
 
     def score(self, free: list[Array], value: Float[Array, ""], number: Int[Array, ""]):
         """What parameters are chosen by, and whether it was computed at this step."""
@@ -174,7 +186,9 @@ def tune(
       for minibatches (`minibatch`) and random features. Calls with one function and one optimizer share a compiled
       program: give what differs between them, the data, as `jax.tree_util.Partial(loss, data=data)`.
     - `initial`: any pytree. Its floating-point arrays and Python floats are tuned; everything else stays as it is.
-    - `optimizer`: any of optax, schedules included, for example `optax.adam(3e-2)`.
+    - `optimizer`: any of optax that needs no more than gradient, parameters, value and the loss itself (`value_fn`), with schedules,
+      masks and labels, for example `optax.adam(3e-2)`, or `optax.lbfgs()` where the loss is without noise. It sees the tree of
+      `initial` with None for what stays as it is, and logarithms of positive parameters.
     - `steps`: evaluations of the loss and its gradient (static); the first is at `initial`.
     - `positive`: says which parameters are positive: of the tree, it returns the leaf, the subtree, or a tuple of these, as
       `lambda p: (p["h"], p["epsilon"])`. Those are tuned by their logarithm, in which learning rates are relative changes;
@@ -190,10 +204,10 @@ def tune(
     Where loss or gradient is not finite, the step that led there is halved, again and again; such points are marked in
     the history and never returned.
 
-    **Returns:** `Tuned`. Cost: a gradient a step, at most about four times the loss.
+    **Returns:** `Tuned`. Cost: a gradient a step, at most about four times the loss; and one for each trial of a line search.
 
-    **Raises:** `ValueError` if nothing can be tuned, a positive parameter is not, the loss is not finite at `initial` (of
-    all starts), or the checkpoint is of another run.
+    **Raises:** `ValueError` if nothing can be tuned, `positive` returns anything but leaves of its argument, a positive parameter
+    is not, the loss is not finite at `initial` (of all starts), or the checkpoint is of another run.
     """
     steps = as_count(steps, "steps")
     problem, free = _problem(loss, initial, optimizer, positive, validation, validate_every, patience, record)
@@ -241,9 +255,7 @@ def _problem(loss, initial, optimizer, positive, validation, every, patience, re
     leaves = [leaf.astype(leaf.dtype) for leaf in leaves]
     if not leaves:
         raise ValueError("`initial` holds no floating-point arrays, so there is nothing to tune.")
-    numbered = jax.tree.unflatten(treedef, range(len(leaves)))
-    chosen = set() if positive is None else set(jax.tree.leaves(positive(numbered)))
-    mask = tuple(number in chosen for number in range(len(leaves)))
+    mask = _positive(positive, treedef)
     for leaf, log in zip(leaves, mask, strict=True):
         if log and is_concrete(leaf) and not bool(jnp.all(leaf > 0)):
             raise ValueError(f"A parameter declared positive starts at {leaf}; start it above 0.")
@@ -259,6 +271,19 @@ def _problem(loss, initial, optimizer, positive, validation, every, patience, re
         record=record,
     )
     return problem, [jnp.log(leaf) if log else leaf for leaf, log in zip(leaves, mask, strict=True)]
+
+
+def _positive(choose: Callable[[Any], Any] | None, treedef: Any) -> tuple[bool, ...]:
+    """Which leaves the user's function picks from a tree of marks."""
+    marks = [object() for _ in range(treedef.num_leaves)]
+    chosen = [] if choose is None else jax.tree.leaves(choose(jax.tree.unflatten(treedef, marks)))
+    for leaf in chosen:
+        if not any(leaf is mark for mark in marks):
+            raise ValueError(
+                "`positive` must return leaves or subtrees of the tree that it is given, as `lambda p: (p['h'], p['epsilon'])`; "
+                f"it returned {leaf!r}."
+            )
+    return tuple(any(leaf is mark for leaf in chosen) for mark in marks)
 
 
 @eqx.filter_jit
@@ -302,7 +327,9 @@ def _summary(problem: _Problem, states: _State, parts: list[History], starts: bo
 
 
 def _save(path, free: list[Array], done: int, states: _State, parts: list[History], key) -> None:
-    save(path, {"initial": free, "key": key, "done": done, "state": states, "parts": parts})
+    # Leaves and their names: the optimizer's state holds the user's classes, which a file cannot name.
+    state = dict(_named_leaves(states))
+    save(path, {"initial": free, "key": key, "done": done, "state": state, "parts": parts})
 
 
 def _resume(path, free: list[Array], states: _State, key, record: bool) -> tuple[int, _State, list[History]] | None:
@@ -311,7 +338,7 @@ def _resume(path, free: list[Array], states: _State, key, record: bool) -> tuple
         return None
     found = load(path)
     same = isinstance(found, dict) and set(found) == {"initial", "key", "done", "state", "parts"}
-    same = same and _kind(found["state"]) == _kind(states)
+    same = same and isinstance(found["state"], dict) and _kind(found["state"]) == _kind(dict(_named_leaves(states)))
     same = same and all(
         bool(jnp.array_equal(a, b, equal_nan=True)) for a, b in zip(found["initial"], free, strict=True)
     )
@@ -322,7 +349,12 @@ def _resume(path, free: list[Array], states: _State, key, record: bool) -> tuple
             f"The checkpoint {os.fspath(path)!r} is of another run: other initial parameters, optimizer, key or options. Remove "
             "it, or give this run a file of its own."
         )
-    return found["done"], found["state"], found["parts"]
+    state = jax.tree.unflatten(jax.tree.structure(states), [found["state"][name] for name, _ in _named_leaves(states)])
+    return found["done"], state, found["parts"]
+
+
+def _named_leaves(states: _State) -> list[tuple[str, Array]]:
+    return [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(states)]
 
 
 def _kind(tree: Any) -> Any:
