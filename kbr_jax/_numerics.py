@@ -78,22 +78,23 @@ def squared_distances(
 @jax.custom_jvp
 @jax.jit
 def _squares(x: Float[Array, "n d"], y: Float[Array, "m d"], scale: Float[Array, "*d"]) -> Float[Array, "n m"]:
-    weights = 1 / scale**2
     if x.shape[1] <= _DIRECT_DIMENSIONS:
-        return _weighted_squares(x.T, y.T, weights)
-    near = _centred(x, y)
+        return _weighted_squares(x.T, y.T, 1 / scale**2)
+    near_x, near_y = (part / scale for part in _centred(x, y))
+    norms_x, norms_y = jnp.sum(near_x**2, 1), jnp.sum(near_y**2, 1)
 
     def product():
-        norms, squares = _product_squares(*near, weights)
+        norms = norms_x[:, None] + norms_y[None, :]
+        squares = norms - 2 * matmul(near_x, near_y.T)
         return jnp.where(squares <= 8 * jnp.finfo(x.dtype).eps * norms, 0, squares)  # NaN stays
 
-    return lax.cond(_too_far(near, weights), lambda: _summed_squares(x, y, weights), product)
+    return lax.cond(_too_far(norms_x, norms_y), lambda: _summed_squares(x, y, 1 / scale**2), product)
 
 
-def _too_far(near: tuple[Array, Array], weights: Float[Array, "*d"]) -> Bool[Array, ""]:
+def _too_far(*norms: Array) -> Bool[Array, ""]:
     """Whether some point is so far from the centre that squares multiplied out would lose half of their digits."""
-    most = jnp.finfo(weights.dtype).eps ** -0.5
-    return _in_any_batch(jnp.any(jnp.stack([jnp.any(jnp.sum(weights * part**2, 1) > most) for part in near])))
+    most = float(jnp.finfo(norms[0].dtype).eps) ** -0.5
+    return _in_any_batch(jnp.any(jnp.stack([jnp.any(part > most) for part in norms])))
 
 
 @jax.custom_batching.custom_vmap
@@ -114,26 +115,22 @@ def _centred(x: Float[Array, "n d"], y: Float[Array, "m d"]) -> tuple[Float[Arra
     return x - centre, y - centre
 
 
-def _product_squares(x: Float[Array, "n d"], y: Float[Array, "m d"], weights: Float[Array, "*d"]):
-    r"""$|x|^2 + |y|^2$ and $|x|^2 + |y|^2 - 2 x y$, both `[n, m]`."""
-    norms = jnp.sum(weights * x**2, 1)[:, None] + jnp.sum(weights * y**2, 1)[None, :]
-    return norms, norms - 2 * matmul(weights * x, y.T)
-
-
 def _summed_squares(x: Float[Array, "n d"], y: Float[Array, "m d"], weights: Float[Array, "*d"]) -> Float[Array, "n m"]:
     """`_weighted_squares` of any number of coordinates, some at a time."""
+    count = -(-x.shape[1] // _DIRECT_DIMENSIONS)
 
     def blocks(columns):
-        rest = -columns.shape[0] % _DIRECT_DIMENSIONS
-        return jnp.pad(columns, ((0, rest), (0, 0))).reshape(-1, _DIRECT_DIMENSIONS, columns.shape[1])
+        rest = count * _DIRECT_DIMENSIONS - columns.shape[0]
+        return jnp.pad(columns, ((0, rest), (0, 0))).reshape(count, _DIRECT_DIMENSIONS, columns.shape[1])
 
     parts = blocks(x.T), blocks(y.T), blocks(jnp.broadcast_to(weights, x.shape[1])[:, None])[..., 0]
 
     @jax.checkpoint  # or reverse mode in the weights would keep n m d squares
-    def add(b, total):
-        return total + _weighted_squares(*(part[b] for part in parts))
+    def block(b):
+        return _weighted_squares(*(part[b] for part in parts))
 
-    return lax.fori_loop(0, parts[0].shape[0], add, jnp.zeros((x.shape[0], y.shape[0]), x.dtype))
+    # From the first block, not from zeros, which would be of no device inside `shard_map`.
+    return lax.fori_loop(1, count, lambda b, total: total + block(b), block(0))
 
 
 def _weighted_squares(
@@ -168,11 +165,13 @@ def _squares_jvp(primals, tangents):
         total = total + _weighted_squares(x.T, y.T, -2 * dscale / scale**3)
     elif not _is_zero(dscale):
         slope = -2 * dscale / scale**3
-        total = total + lax.cond(
-            _too_far(lax.stop_gradient((near_x, near_y)), lax.stop_gradient(1 / scale**2)),
-            lambda: _summed_squares(x, y, slope),
-            lambda: _product_squares(near_x, near_y, slope)[1],
-        )
+        norms = [jnp.sum((lax.stop_gradient(part / scale)) ** 2, 1) for part in (near_x, near_y)]
+        slopes = [jnp.sum(slope * part**2, 1) for part in (near_x, near_y)]
+
+        def product():
+            return slopes[0][:, None] + slopes[1][None, :] - 2 * matmul(slope * near_x, near_y.T)
+
+        total = total + lax.cond(_too_far(*norms), lambda: _summed_squares(x, y, slope), product)
     return squares, total
 
 

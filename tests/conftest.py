@@ -1,5 +1,6 @@
 """Two legs, two processes: float64 with checked shapes, and float32 (KBR_TEST_PRECISION=32) without the checker."""
 
+import itertools
 import os
 import zlib
 
@@ -42,3 +43,14 @@ def _draws_of_this_test_alone(request, monkeypatch):
     """A test that draws from its module's `RNG` gets the same numbers alone, in any order and on any worker."""
     if hasattr(request.module, "RNG"):
         monkeypatch.setattr(request.module, "RNG", np.random.default_rng(zlib.crc32(request.node.nodeid.encode())))
+
+
+_tests = itertools.count(1)
+
+
+@pytest.fixture(autouse=True)
+def _few_programs_at_a_time():
+    """A compiled program maps memory dozens of times, and Linux allows a process 65530 maps: LLVM crashes at the end of them."""
+    yield
+    if next(_tests) % 150 == 0:
+        jax.clear_caches()

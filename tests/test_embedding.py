@@ -564,6 +564,8 @@ def test_smoothed_kl_is_infinite_where_the_sample_is_not_positive():
     sample = kbr.embed(KERNEL, jnp.asarray([[-3.0], [0.0], [3.0]]), jnp.asarray([1.0, -1.0, 1.0]))
     grid = jnp.linspace(-8, 8, 81)[:, None]
     assert float(kbr.smoothed_kl(MIXTURE, sample, grid)) == np.inf
+    nowhere = kbr.embed(KERNEL, sample.points, jnp.full(sample.weights.shape, 0.1).at[0].set(-2.0))
+    assert float(kbr.smoothed_kl(MIXTURE, nowhere, grid)) == np.inf
     unknown = kbr.embed(KERNEL, sample.points, jnp.asarray([1.0, np.nan, 1.0]))
     assert np.isnan(kbr.smoothed_kl(MIXTURE, unknown, grid))
 

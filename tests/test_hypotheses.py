@@ -62,6 +62,19 @@ def test_draws_equal_up_to_rounding_are_ties(dtype, n):
     assert kbr.two_sample_test_of_blocks(kernels[1], constant, constant).p_value == 0.5
 
 
+@pytest.mark.parametrize("kernel", [kbr.Gaussian(jnp.float32(60.0)), kbr.Linear()])
+def test_rounding_hides_no_difference_in_single_precision(kernel):
+    # Of these Gram matrices only the last digits differ from one of rank one.
+    x, y, noise = (jnp.asarray(RNG.normal(size=(300, 1)) + 10, jnp.float32) for _ in range(3))
+    for null in ("permutation", "wild bootstrap"):
+        assert kbr.two_sample_test(kernel, x, y + 1, key=KEY, draws=99, null=null).p_value == 0.01
+        assert kbr.two_sample_test(kernel, x, y, key=KEY, draws=99, null=null).p_value < 1
+    for landmarks in (None, 4):
+        assert (
+            kbr.independence_test(kernel, kernel, x, x + noise, key=KEY, draws=99, landmarks=landmarks).p_value == 0.01
+        )
+
+
 @pytest.mark.parametrize("test", ["two samples", "several kernels", "signs", "pairs"])
 def test_p_values_of_discrete_data_count_ties(test):
     x, y = (jnp.asarray(RNG.random((12, 1)) < 0.3, jnp.float64) for _ in range(2))

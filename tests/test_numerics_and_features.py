@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 import kbr_jax as kbr
 from kbr_jax._numerics import jitter, psd_factor, psd_solve, resolvent, safe_divide, safe_sqrt, squared_distances
@@ -202,6 +204,23 @@ def test_second_derivative_at_a_copy(d):
     x = normal(40, 3, d)
     hessian = jax.hessian(lambda a: kbr.gram(kbr.Gaussian(2.0), a[None], x)[0, 0])(x[0])
     close(hessian, -np.eye(d) / 4)
+
+
+@pytest.mark.parametrize("d", [3, 20])
+def test_distances_of_no_points_and_inside_a_mesh(d):
+    x, scale = normal(40, 4, d), jnp.asarray(2.0)
+    assert squared_distances(x[:0], x).shape == (0, 4)
+    mesh = Mesh(np.asarray(jax.devices()[:1]), ("i",))
+    spread = jax.shard_map(squared_distances, mesh=mesh, in_specs=(P("i"), P(), P()), out_specs=P("i"))
+    close(spread(x, x, scale), squared_distances(x, x, scale))
+    gradient = jax.grad(lambda scale: jnp.sum(jnp.exp(-spread(x, x, scale * jnp.ones(d)))))(scale)
+    close(gradient, jax.grad(lambda scale: jnp.sum(jnp.exp(-squared_distances(x, x, scale))))(scale))
+
+
+@pytest.mark.parametrize("unit", [1e-19, 1e19])
+def test_distances_in_any_unit(unit):
+    x = normal(40, 4, 20).astype(jnp.float32)
+    close(squared_distances(x * unit, x * unit, unit), squared_distances(x, x), rtol=1e-5, atol=1e-5)
 
 
 def test_in_a_batch_one_way_is_taken_for_all():

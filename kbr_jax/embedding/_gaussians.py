@@ -155,6 +155,6 @@ def _log_shares(logs: Float[Array, "g n"], weights: Float[Array, " n"]) -> Float
     sums = matmul(exp(jnp.minimum(logs - shift[:, None], 40)), weights)
     peak = jnp.max(shift)
     total = jnp.sum(sums * exp(shift - peak))
-    empty = sums <= 0
-    values = jnp.log(jnp.where(empty, 1, sums)) + (shift - peak) - jnp.log(total)
+    empty = (sums <= 0) | (total <= 0)
+    values = jnp.log(jnp.where(empty, 1, sums)) + (shift - peak) - jnp.log(jnp.where(total <= 0, 1, total))
     return jnp.where(empty, -jnp.inf, values)

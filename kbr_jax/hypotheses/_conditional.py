@@ -10,8 +10,7 @@ from .._checks import as_count, as_points, as_regularizer, check_finite, check_s
 from .._numerics import matmul, psd_factor
 from .._typing import Array, ArrayLike, Float, Points, PRNGKeyArray
 from ..kernels import AbstractKernel, as_kernel
-from ._independence import centred
-from ._results import TestResult, from_null, simulate
+from ._results import TestResult, centred, from_null, of_residuals, simulate
 
 
 def conditional_independence_test(
@@ -78,11 +77,12 @@ def _run(
         once = n * ridge * factor.solve(centred(gram))
         return n * ridge * factor.solve(once.T)
 
-    product = residual(grams[0] * grams[2]) * residual(grams[1])
-    sizes = [jnp.mean(jnp.abs(jnp.diagonal(gram))) for gram in grams]
+    wholes = grams[0] * grams[2], grams[1]
+    parts = [residual(gram) for gram in wholes]
+    product = parts[0] * parts[1]
 
     def statistics(normals: Float[Array, "b n"]) -> Float[Array, " b"]:
         return jnp.sum(matmul(normals, product) * normals, axis=-1) / n
 
     null = simulate(key, draws, lambda one: jax.random.normal(one, (n,), product.dtype), statistics)
-    return jnp.sum(product) / n, null, sizes[0] * sizes[2] * sizes[1]
+    return jnp.sum(product) / n, null, of_residuals(parts, wholes)

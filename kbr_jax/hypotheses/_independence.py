@@ -14,7 +14,7 @@ from .._typing import Array, Float, Points, PRNGKeyArray
 from ..embedding import joint_embed
 from ..features import FeatureChoice, fit_features
 from ..kernels import AbstractKernel
-from ._results import TestResult, from_null, simulate
+from ._results import TestResult, centred, from_null, relevant, simulate
 
 #: Of the columns of a Gram matrix, of which only the lower triangle is permuted.
 _BLOCKS = 8
@@ -54,18 +54,12 @@ def independence_test(
     return from_null(*_low_rank(phi.codes, psi.codes, key, draws))
 
 
-def centred(gram: Float[Array, "n n"]) -> Float[Array, "n n"]:
-    """H K H."""
-    rows = jnp.mean(gram, axis=0)
-    return gram - rows - rows[:, None] + jnp.mean(rows)
-
-
 @eqx.filter_jit
 def _exact(kernels: tuple[AbstractKernel, AbstractKernel], x: Points, y: Points, key: PRNGKeyArray, draws: int):
-    k = kernels[0].gram(x, x)
-    l = kernels[1].gram(y, y).astype(k.dtype)  # noqa: E741 (the papers' letter); centring one of the two is enough
-    magnitude = jnp.sqrt(jnp.mean(k**2) * jnp.mean(l**2))  # at least that of any permutation
-    k = centred(k)
+    grams = kernels[0].gram(x, x), kernels[1].gram(y, y)
+    # Centring one of the two is enough, but for rounding.
+    k, l = (centred(gram.astype(grams[0].dtype)) for gram in grams)  # noqa: E741 (the papers' letter)
+    magnitude = relevant(k, grams[0]) * relevant(l, grams[1].astype(k.dtype))  # at least that of any permutation
     n = size(x)
     step = -(-n // _BLOCKS)
     k = 2 * jnp.tril(k) - jnp.diag(jnp.diagonal(k))
@@ -91,11 +85,12 @@ def _one_by_one(statistic: Callable[[Array], Array]) -> Callable[[Array], Array]
 @eqx.filter_jit
 def _low_rank(phi: Float[Array, "n r"], psi: Float[Array, "n s"], key: PRNGKeyArray, draws: int):
     n = phi.shape[0]
-    magnitude = jnp.mean(jnp.sum(phi**2, axis=1)) * jnp.mean(jnp.sum(psi**2, axis=1))
-    phi = (phi - jnp.mean(phi, axis=0)).T
+    centres = [codes - jnp.mean(codes, axis=0) for codes in (phi, psi)]
+    sizes = [relevant(centre, codes) ** 2 * codes.shape[1] for centre, codes in zip(centres, (phi, psi), strict=True)]
+    phi, psi = centres[0].T, centres[1]
 
     def statistic(order):
         return jnp.sum(matmul(phi, take(psi, order)) ** 2) / n**2
 
     null = simulate(key, draws, lambda one: jax.random.permutation(one, n), _one_by_one(statistic))
-    return statistic(jnp.arange(n)), null, magnitude
+    return statistic(jnp.arange(n)), null, sizes[0] * sizes[1]

@@ -9,7 +9,7 @@ from .._numerics import matmul
 from .._typing import Array, Float, Point, Points, PRNGKeyArray
 from ..embedding import CrossCovariance
 from ..rules import ConditionalEmbedding, conditional_cross_covariance
-from ._results import TestResult, from_null, simulate
+from ._results import TestResult, from_null, of_residuals, simulate
 
 
 def local_dependence_test(
@@ -56,13 +56,13 @@ def _run(model: ConditionalEmbedding, operator: CrossCovariance, key: PRNGKeyArr
         return once - matmul(once, fitted.T)
 
     grams = [operator.kernel_x.gram(operator.x, operator.x), operator.kernel_y.gram(operator.y, operator.y)]
-    product = residual(grams[0]) * residual(grams[1])
-    sizes = [jnp.mean(jnp.abs(jnp.diagonal(gram))) for gram in grams]
+    parts = [residual(gram) for gram in grams]
+    product = parts[0] * parts[1]
 
     def statistics(signs: Float[Array, "s n"]) -> Float[Array, "s b"]:
         terms = signs[:, None] * beta
         return jnp.sum(matmul(terms, product) * terms, axis=-1)
 
     null = simulate(key, draws, lambda one: jax.random.rademacher(one, beta.shape[1:], beta.dtype), statistics)
-    magnitude = sizes[0] * sizes[1] * jnp.sum(jnp.abs(beta), axis=1) ** 2
+    magnitude = of_residuals(parts, grams) * jnp.sum(jnp.abs(beta), axis=1) ** 2
     return statistics(jnp.ones((1, beta.shape[1]), beta.dtype))[0], null, magnitude

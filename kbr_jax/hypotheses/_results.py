@@ -1,6 +1,6 @@
 """What a test returns, and how simulated null distributions become p-values."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import equinox as eqx
 import jax
@@ -42,6 +42,23 @@ def simulate(
     keys = keys.reshape(batches, size, *keys.shape[1:])  # of new style or old
     found = lax.map(lambda batch: statistics(jax.vmap(draw)(batch)), keys)
     return found.reshape(batches * size, *found.shape[2:])[:count]
+
+
+def centred(gram: Float[Array, "n n"]) -> Float[Array, "n n"]:
+    """H K H."""
+    rows = jnp.mean(gram, axis=0)
+    return gram - rows - rows[:, None] + jnp.mean(rows)
+
+
+def relevant(centre: Array, whole: Array) -> Float[Array, ""]:
+    """Root mean square of what centring leaves, and of its own rounding."""
+    return jnp.sqrt(jnp.mean(centre**2)) + jnp.finfo(centre.dtype).eps * jnp.sqrt(jnp.mean(whole**2))
+
+
+def of_residuals(parts: Sequence[Float[Array, "n n"]], wholes: Sequence[Float[Array, "n n"]]) -> Float[Array, ""]:
+    """Magnitude of the mean product of two residuals, each of them known up to the rounding of its whole Gram matrix."""
+    sizes, bounds = ([jnp.mean(jnp.abs(jnp.diagonal(m))) for m in matrices] for matrices in (parts, wholes))
+    return sizes[0] * bounds[1] + bounds[0] * sizes[1]
 
 
 def rounding(magnitude: Float[Array, "*s"]) -> Float[Array, "*s"]:

@@ -12,7 +12,7 @@ from .._checks import as_count, as_points, check_alike, check_finite, check_same
 from .._numerics import matmul, safe_sqrt
 from .._typing import Array, Float, Points, PRNGKeyArray
 from ..kernels import AbstractKernel, as_kernel
-from ._results import TestResult, from_null, rounding, simulate
+from ._results import TestResult, centred, from_null, relevant, rounding, simulate
 
 
 def _checked(kernels: Any, x: Points, y: Points) -> tuple[tuple[AbstractKernel, ...], Points, Points]:
@@ -76,11 +76,10 @@ def _permutations(kernels: tuple[AbstractKernel, ...], x: Points, y: Points, key
     pooled = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), x, y)
     grams = [kernel.gram(pooled, pooled) for kernel in kernels]
     dtype = jnp.result_type(*grams)
-    off = 1 - jnp.eye(n + m, dtype=dtype)
-    grams = off * jnp.stack([gram.astype(dtype) for gram in grams])
-    magnitude = jnp.mean(jnp.abs(grams), axis=(1, 2)) * (3 + (n + m) ** 2 / (m * (m - 1)))
-    # The statistic does not change with a constant, and has less rounding without.
-    grams = grams - off * (jnp.sum(grams, axis=(1, 2), keepdims=True) / jnp.sum(off))
+    # Terms of a row or a column alone drop out of the statistic, but not of its rounding.
+    centres = jnp.stack([centred(gram.astype(dtype)) for gram in grams]) * (1 - jnp.eye(n + m, dtype=dtype))
+    sizes = jnp.stack([relevant(centre, gram.astype(dtype)) for centre, gram in zip(centres, grams, strict=True)])
+    magnitude, grams = sizes * (3 + (n + m) ** 2 / (m * (m - 1))), centres
     rows = jnp.sum(grams, axis=-1)
     first = (jnp.arange(n + m) < n).astype(dtype)
 
@@ -98,22 +97,21 @@ def _permutations(kernels: tuple[AbstractKernel, ...], x: Points, y: Points, key
 @eqx.filter_jit
 def _signs(kernels: tuple[AbstractKernel, ...], x: Points, y: Points, key: PRNGKeyArray, draws: int):
     n = size(x)
-    h, sizes = (jnp.stack(parts) for parts in zip(*(_pairs(kernel, x, y) for kernel in kernels), strict=True))
+    h = jnp.stack([_pairs(kernel, x, y) for kernel in kernels])
     scale = n * (n - 1)
 
     def statistics(signs: Float[Array, "b n"]) -> Float[Array, "b kernels"]:
         return jnp.sum(matmul(signs, h) * signs, axis=-1).T / scale
 
     null = simulate(key, draws, lambda one: jax.random.rademacher(one, (n,), h.dtype), statistics)
-    return jnp.sum(h, axis=(1, 2)) / scale, null, jnp.sum(sizes, axis=(1, 2)) / scale
+    return jnp.sum(h, axis=(1, 2)) / scale, null, jnp.sum(jnp.abs(h), axis=(1, 2)) / scale
 
 
-def _pairs(kernel: AbstractKernel, x: Points, y: Points) -> tuple[Float[Array, "n n"], Float[Array, "n n"]]:
-    """The matrix h of the U-statistic, with a zero diagonal, and how large its terms are."""
+def _pairs(kernel: AbstractKernel, x: Points, y: Points) -> Float[Array, "n n"]:
+    """The matrix h of the U-statistic, with a zero diagonal. In this order of terms it is 0 where x and y agree in a point."""
     cross = kernel.gram(x, y)
-    terms = [kernel.gram(x, x), kernel.gram(y, y), -cross, -cross.T]
-    off = 1 - jnp.eye(cross.shape[0], dtype=cross.dtype)
-    return off * sum(terms[1:], terms[0]), off * sum(map(jnp.abs, terms[1:]), jnp.abs(terms[0]))
+    h = (kernel.gram(x, x) - cross) + (kernel.gram(y, y) - cross.T)
+    return h * (1 - jnp.eye(h.shape[0], dtype=h.dtype))
 
 
 def two_sample_test_of_blocks(kernel: Any, x: Points, y: Points, *, block: int = 2) -> TestResult:
@@ -143,8 +141,9 @@ def _blocks(kernel: AbstractKernel, x: Points, y: Points, block: int, count: int
         return jax.tree.map(lambda leaf: leaf[: count * block].reshape(count, block, *leaf.shape[1:]), points)
 
     def one(pair):
-        total, size = (jnp.sum(part) / (block * (block - 1)) for part in _pairs(kernel, *pair))
-        return jnp.where(jnp.abs(total) <= rounding(size), 0, total)
+        h = _pairs(kernel, *pair) / (block * (block - 1))
+        total = jnp.sum(h)
+        return jnp.where(jnp.abs(total) <= rounding(jnp.sum(jnp.abs(h))), 0, total)
 
     values = jax.lax.map(one, (split(x), split(y)), batch_size=min(count, 256))
     statistic = jnp.mean(values)
