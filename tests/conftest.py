@@ -1,6 +1,5 @@
 """Two legs, two processes: float64 with checked shapes, and float32 (KBR_TEST_PRECISION=32) without the checker."""
 
-import itertools
 import os
 import zlib
 
@@ -45,12 +44,15 @@ def _draws_of_this_test_alone(request, monkeypatch):
         monkeypatch.setattr(request.module, "RNG", np.random.default_rng(zlib.crc32(request.node.nodeid.encode())))
 
 
-_tests = itertools.count(1)
+def pytest_runtest_teardown(item, nextitem):
+    """A compiled program maps memory dozens of times, and Linux allows a process 65530 maps: LLVM crashes at the end of them.
 
-
-@pytest.fixture(autouse=True)
-def _few_programs_at_a_time():
-    """A compiled program maps memory dozens of times, and Linux allows a process 65530 maps: LLVM crashes at the end of them."""
-    yield
-    if next(_tests) % 150 == 0:
+    Between modules, since tests of one may count the traces of what they share.
+    """
+    _done.append(item)
+    if len(_done) >= 100 and (nextitem is None or nextitem.module is not item.module):
+        _done.clear()
         jax.clear_caches()
+
+
+_done = []
