@@ -109,7 +109,7 @@ def as_batch(points: Points, name: str, reference: Points, reference_name: str) 
     points = like(jax.tree.map(jnp.asarray, points), reference)
     if jax.tree.structure(points) == jax.tree.structure(reference):
         pairs = list(zip(jax.tree.leaves(points), jax.tree.leaves(reference), strict=True))
-        if all(leaf.shape == like.shape[1:] for leaf, like in pairs):
+        if all(leaf.shape == other.shape[1:] for leaf, other in pairs):
             return jax.tree.map(lambda leaf: leaf[None], points), True
     points = as_points(points, name)
     check_alike(points, name, reference, reference_name)

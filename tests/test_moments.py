@@ -192,8 +192,10 @@ def test_where_clipping_leaves_nothing_all_points_weigh_the_same():
 
 
 def test_a_filter_of_padding_alone_is_finite():
-    filt = moment_filter(mask=jnp.zeros(N + 1, bool))
-    assert np.all(np.isfinite(filt.init()))
+    for cells in (None, kbr.soft_cells(KX, LX)):
+        filt = moment_filter(cells, mask=jnp.zeros(N + 1, bool))
+        assert np.all(np.isfinite(filt.init()))
+        assert np.all(np.isfinite(kbr.filter(filt, NEW).prior))
 
 
 def test_prediction_is_a_step_without_observation():

@@ -197,8 +197,8 @@ class MomentFilter(AbstractFilter):
             codes = maps.x.encode(like(prior.points, maps.x.points)).astype(moments.total.dtype)
             return self.model.coefficients(matmul(prior.weights.astype(codes.dtype), codes))
         if maps.cells is not None:
-            return jnp.broadcast_to(safe_divide(jnp.ones_like(moments.count), moments.count), moments.mass.shape)
-        return self.model.coefficients(safe_divide(moments.total, moments.count))
+            return jnp.broadcast_to(moments.uniform, moments.mass.shape)
+        return self.model.coefficients(moments.total * moments.uniform)
 
     def codes(self, observations: Points) -> Float[Array, "m q"]:
         """Codes of m observations, in the precision of the moments."""

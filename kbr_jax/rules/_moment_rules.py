@@ -51,7 +51,7 @@ class MomentModel(eqx.Module):
         """Coefficients clipped, truncated, and divided by the sum of the weights they stand for, as in `clean_weights`."""
         check_truncation(clip, truncation)
         # A coefficient is the weight of each point of a cell: uniform is 1 / n.
-        cleaned = clipped(coefficients, truncation, 1 / self.moments.count) if clip else coefficients
+        cleaned = clipped(coefficients, truncation, self.moments.uniform) if clip else coefficients
         return cleaned / guarded_sum(cleaned * self.moments.mass)[..., None] if normalise else cleaned
 
 

@@ -34,7 +34,7 @@ from .._checks import (
     take,
     without_padding,
 )
-from .._numerics import matmul
+from .._numerics import matmul, safe_divide
 from .._typing import Array, ArrayLike, Bool, Float, Point, PointFunction, Points
 from ..features import AbstractFeatureMap, Frequencies, Landmarks, SoftCells, fourier_features, landmark_features
 from ..kernels import AbstractKernel, as_kernel
@@ -93,6 +93,11 @@ class Moments(eqx.Module):
     def mass(self) -> Float[Array, " K"]:
         r"""$\sum_i b(x_i)$: how much each basis function holds of the sample."""
         return self.readout[:, -1, -1]
+
+    @property
+    def uniform(self) -> Float[Array, ""]:
+        """The weight 1 / n of each point, 0 where there is none."""
+        return safe_divide(jnp.ones_like(self.count), self.count)
 
     @property
     def pairs(self) -> Float[Array, "p q"]:
