@@ -3,11 +3,17 @@ r"""Approximate Bayesian computation from a table of simulations, in NumPy: reje
 import numpy as np
 
 
-def nearest(data: np.ndarray, observed: np.ndarray, scale: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
+def nearest(
+    data: np.ndarray, observed: np.ndarray, scale: np.ndarray, most: int
+) -> tuple[np.ndarray, np.ndarray]:
     """The `most` simulations nearest to the observation, the nearest first, and their distances in units of `scale`."""
     scaled = (data - observed) / scale
     squares = np.einsum("ij,ij->i", scaled, scaled)
-    index = np.argpartition(squares, most - 1)[:most] if most < len(squares) else np.arange(len(squares))
+    index = (
+        np.argpartition(squares, most - 1)[:most]
+        if most < len(squares)
+        else np.arange(len(squares))
+    )
     index = index[np.argsort(squares[index])]
     return index, np.sqrt(squares[index])
 

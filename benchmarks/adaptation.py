@@ -2,7 +2,7 @@ r"""Predictive domain adaptation: a classifier for a distribution that has not b
 
     python -m benchmarks.adaptation [repetitions]
 
-Two Gaussian classes that turn about the origin, and the ten digits of scikit-learn turning: labelled sets at six times, the test
+Two Gaussian classes that turn about the origin, and the ten digits of scikit-learn turning: labeled sets at six times, the test
 set is of the SVMs trained on each set, on the last, on all, on the test distribution itself (the target), C by
 five-fold cross-validation as in the paper; and PredSVM: dynamics of the joint embedding under $k_X \otimes 1[y = y']$, then a
 linear SVM on points with signed weights, its C that of the last set, or found by predicting the last observed set from those
@@ -30,13 +30,21 @@ REPETITIONS, SETS, SIZE, TEST, RADIUS = 100, 6, 100, 2000, 1.5
 PENALTIES = 10.0 ** np.arange(-2, 4)
 
 
-def turning_classes(degrees: float, rng: np.random.Generator) -> list[tuple[np.ndarray, np.ndarray]]:
+def turning_classes(
+    degrees: float, rng: np.random.Generator
+) -> list[tuple[np.ndarray, np.ndarray]]:
     """Classes at +-1.5 on an axis that turns, unit noise: `SETS` sets, a target set of the next time and a test set of it."""
     sets = []
     for t, n in zip([*range(SETS), SETS, SETS], [SIZE] * (SETS + 1) + [TEST], strict=True):
         angle = np.deg2rad(degrees * t)
         y = rng.choice([-1, 1], n)
-        sets.append((RADIUS * y[:, None] * np.array([np.cos(angle), np.sin(angle)]) + rng.normal(size=(n, 2)), y))
+        sets.append(
+            (
+                RADIUS * y[:, None] * np.array([np.cos(angle), np.sin(angle)])
+                + rng.normal(size=(n, 2)),
+                y,
+            )
+        )
     return sets
 
 
@@ -47,7 +55,10 @@ def turning_digits(degrees: float, rng: np.random.Generator) -> list[tuple[np.nd
     parts = np.split(order, np.arange(1, SETS + 2) * 150)
     sets = []
     for t, part in zip([*range(SETS), SETS, SETS], parts, strict=True):
-        turned = [scipy.ndimage.rotate(images[i].reshape(8, 8), degrees * t, reshape=False, order=1) for i in part]
+        turned = [
+            scipy.ndimage.rotate(images[i].reshape(8, 8), degrees * t, reshape=False, order=1)
+            for i in part
+        ]
         sets.append((np.stack(turned).reshape(len(part), -1) / 16, labels[part]))
     return sets
 
@@ -60,7 +71,9 @@ PROBLEMS = {
 }
 
 
-def plain(train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray]) -> tuple[float, int]:
+def plain(
+    train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray]
+) -> tuple[float, int]:
     """Accuracy of an SVM on given points, and which C it has."""
     x, y = train
     search = GridSearchCV(SVC(kernel="linear"), {"C": PENALTIES}, cv=5).fit(x, y)
@@ -68,13 +81,15 @@ def plain(train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarr
 
 
 def joint_prediction(sets: list[tuple[np.ndarray, np.ndarray]], stacked: bool) -> kbr.Embedding:
-    """The embedding of labelled points one step ahead; bandwidth by the median heuristic on the last set."""
-    observed = kbr.sample_sets([(jnp.asarray(x), jnp.asarray(y)) for x, y in sets])
+    """The embedding of labeled points one step ahead; bandwidth by the median heuristic on the last set."""
+    observed = kbr.sample_sequence([(jnp.asarray(x), jnp.asarray(y)) for x, y in sets])
     bandwidth = kbr.median_heuristic(jnp.asarray(sets[-1][0]))
     kernel = kbr.TensorProduct((kbr.Gaussian(bandwidth), kbr.Delta()))
     model = kbr.fit_dynamics(kernel, observed)
-    return kbr.mix_sets(
-        kernel, observed, kbr.stacked_forecast(model).coefficients if stacked else kbr.forecast(model)[0]
+    return kbr.combine(
+        kernel,
+        observed,
+        kbr.stacked_forecast(model).coefficients if stacked else kbr.forecast(model)[0],
     )
 
 
@@ -90,10 +105,14 @@ def predicted(
     arrays = np.asarray(x), np.asarray(y), np.asarray(weights)
 
     def hinge(penalty):
-        return kbr.fit_predicted_estimator(SVC(kernel="linear", C=penalty), *arrays).predict(test[0])
+        return kbr.fit_predicted_estimator(SVC(kernel="linear", C=penalty), *arrays).predict(
+            test[0]
+        )
 
     def squared(penalty):
-        return kbr.classify(kbr.fit_predicted_svm(x, y, weights, penalty=penalty), jnp.asarray(test[0]))
+        return kbr.classify(
+            kbr.fit_predicted_svm(x, y, weights, penalty=penalty), jnp.asarray(test[0])
+        )
 
     return {
         name: np.asarray([np.mean(np.asarray(fit(penalty)) == test[1]) for penalty in penalties])
@@ -123,7 +142,10 @@ def main() -> None:
     results: dict[str, Any] = {}
     for name, make in PROBLEMS.items():
         count = repetitions if "classes" in name else max(2, repetitions // 5)
-        rows = [run(make(np.random.default_rng([3, seed]))) for seed in tqdm(range(count), desc=name, leave=False)]
+        rows = [
+            run(make(np.random.default_rng([3, seed])))
+            for seed in tqdm(range(count), desc=name, leave=False)
+        ]
         values = {method: np.asarray([row[method] for row in rows]) for method in rows[0]}
         results[name] = {
             method: {
@@ -134,7 +156,11 @@ def main() -> None:
             }
             for method, v in values.items()
         }
-        print(name, {m: f"{v['accuracy']:.3f} ± {v['se']:.3f}" for m, v in results[name].items()}, flush=True)
+        print(
+            name,
+            {m: f"{v['accuracy']:.3f} ± {v['se']:.3f}" for m, v in results[name].items()},
+            flush=True,
+        )
         reporting.save("adaptation", COMMAND, results)
 
 

@@ -4,13 +4,15 @@ r"""Beliefs on a tree of bimodal variables against exact sum-product on a fine g
 
 Six hidden variables: $x_0 \sim \frac12 N(-1, .4^2) + \frac12 N(1, .4^2)$ and $x_s \mid x_t \sim N(1.2 \sin(2 x_t), .5^2)$ along
 the edges (0, 1), (1, 2), (1, 3), (0, 4), (4, 5). Nodes 2, 3 and 5 are seen through $y \sim N(|x|, .4^2)$: the sign must come
-from the neighbours. Total variation between the estimated and the exact marginals, mean over hidden nodes and test cases.
+from the neighbors. Total variation between the estimated and the exact marginals, mean over hidden nodes and test cases.
 Messages in feature form; bandwidths and regularizer follow the sample size by fixed rules.
 """
 
 import os
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # its threads wait for each other on busy machines
+os.environ.setdefault(
+    "OPENBLAS_NUM_THREADS", "1"
+)  # its threads wait for each other on busy machines
 
 import time
 
@@ -68,27 +70,31 @@ def exact(observed: np.ndarray) -> np.ndarray:
 
 
 def graph() -> kbr.PairwiseGraph:
-    return kbr.pairwise_graph([*EDGES, *((node, 6 + place) for place, node in enumerate(SEEN))], observed=[6, 7, 8])
+    return kbr.pairwise_graph(
+        [*EDGES, *((node, 6 + place) for place, node in enumerate(SEEN))], observed=[6, 7, 8]
+    )
 
 
 def beliefs(sample: jax.Array, observed: jax.Array, rank: int = 60) -> jax.Array:
     """Marginals on the grid `[cases, 6, grid]` learned from joint draws `[9, m]`."""
     width = sample.shape[1] ** -0.2
     kernels = [kbr.Gaussian(1.2 * width)] * 6 + [kbr.Gaussian(0.8 * width)] * 3
-    centres = kbr.given_landmarks(jnp.linspace(-3, 3, rank, dtype=sample.dtype))
-    model = kbr.fit_propagation(
+    centers = kbr.given_landmarks(jnp.linspace(-3, 3, rank, dtype=sample.dtype))
+    model = kbr.fit_belief_propagation(
         graph(),
         kernels,
         points=list(sample),
         regularizer=0.1 / sample.shape[1],
-        landmarks=centres,
-        landmarks_observed=centres,
+        landmarks=centers,
+        landmarks_observed=centers,
     )
     grid = jnp.asarray(GRID, sample.dtype)
 
     def one(values):
         messages = kbr.propagate_tree(model, values)
-        return kbr.read_beliefs(model, messages, grid, marginal=kbr.Gaussian(0.6 * width)).probabilities
+        return kbr.read_beliefs(
+            model, messages, grid, marginal=kbr.Gaussian(0.6 * width)
+        ).probabilities
 
     return jax.lax.map(one, observed)
 
@@ -106,7 +112,9 @@ def main() -> None:
     cases = draw(CASES, np.random.default_rng(99))[6:].T
     for size in tqdm(SIZES):
         start = time.perf_counter()
-        values = [variation(draw(size, np.random.default_rng(seed)), cases) for seed in range(REPETITIONS)]
+        values = [
+            variation(draw(size, np.random.default_rng(seed)), cases) for seed in range(REPETITIONS)
+        ]
         seconds = (time.perf_counter() - start) / REPETITIONS
         results[str(size)] = {"total variation": values, "seconds": seconds}
     rows = [

@@ -41,7 +41,7 @@ def frobenius(estimates: np.ndarray, truth: np.ndarray) -> np.ndarray:
 def summary(estimates: np.ndarray, truth: np.ndarray) -> dict[str, float]:
     """Mean, median and mean trace with standard errors over path segments of `SEGMENT` frames.
 
-    Errors of neighbouring frames are not independent; the means of segments nearly are.
+    Errors of neighboring frames are not independent; the means of segments nearly are.
     """
     errors = frobenius(estimates, truth)
     traces = np.einsum("tij,tij->t", np.asarray(estimates), truth)
@@ -67,10 +67,12 @@ def windows(frames: np.ndarray, length: int) -> np.ndarray:
     return frames[index].reshape(len(frames), -1)
 
 
-def kalman(rotations: np.ndarray, frames: np.ndarray, test: np.ndarray, ridge_share: float = 1e-2) -> np.ndarray:
+def kalman(
+    rotations: np.ndarray, frames: np.ndarray, test: np.ndarray, ridge_share: float = 1e-2
+) -> np.ndarray:
     """Kalman filter on the nine matrix entries, all parameters by linear regression on the training sequence.
 
-    State and observation are centred; transition and observation matrices by least squares; covariances from the
+    State and observation are centered; transition and observation matrices by least squares; covariances from the
     residuals, that of the 1200 pixels shrunk to its diagonal by `ridge_share`. Estimates are projected onto SO(3).
     """
     states = rotations.reshape(len(rotations), 9).astype(float)
@@ -84,7 +86,7 @@ def kalman(rotations: np.ndarray, frames: np.ndarray, test: np.ndarray, ridge_sh
     information = observe.T @ np.linalg.solve(r, observe)
     evidence = t @ np.linalg.solve(r, observe)
     means = kalman_means(transition, q, information, evidence, np.cov(s.T)) + s_mean
-    return np.asarray(kbr.project_rotation(jnp.asarray(means.reshape(-1, 3, 3))))
+    return np.asarray(kbr.nearest_rotation(jnp.asarray(means.reshape(-1, 3, 3))))
 
 
 def kalman_means(transition, q, information, evidence, covariance) -> np.ndarray:

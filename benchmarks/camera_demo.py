@@ -28,7 +28,9 @@ def main() -> None:
     with tqdm(total=len(METHODS) * len(tests), unit="frame") as bar:
         for method in METHODS:
             bar.set_description(method)
-            tracks[method] = run(method, rotations, frames, tests, parameters.get(method, {}), tick=bar.update)
+            tracks[method] = run(
+                method, rotations, frames, tests, parameters.get(method, {}), tick=bar.update
+            )
         bar.set_description("done")
     results = {
         method: {**camera.summary(track.estimates, truth), "milliseconds": track.milliseconds}
@@ -56,7 +58,9 @@ def main() -> None:
     figure = reporting.RESULTS / "camera_demo.png"
     draw(data, tracks[METHODS[0]], tracks["ridge regression per frame"], figure)
     seconds = time.perf_counter() - start
-    path = reporting.save("camera_demo", "make demo", {"variance": VARIANCE, "seconds": seconds, "methods": results})
+    path = reporting.save(
+        "camera_demo", "make demo", {"variance": VARIANCE, "seconds": seconds, "methods": results}
+    )
     print(f"{seconds:.0f} s; wrote {path} and {figure}")
 
 

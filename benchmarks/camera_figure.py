@@ -25,7 +25,9 @@ def belief_over_yaw(track: Track, shown: int) -> np.ndarray:
     assert track.weights is not None and track.support is not None
     index = np.clip(((yaw(track.support) + 180) / 360 * BINS).astype(int), 0, BINS - 1)
     weights = np.maximum(track.weights[:shown], 0)
-    shares = np.stack([np.bincount(index, row, BINS) for row in weights / weights.sum(1, keepdims=True)], axis=1)
+    shares = np.stack(
+        [np.bincount(index, row, BINS) for row in weights / weights.sum(1, keepdims=True)], axis=1
+    )
     return shares
 
 
@@ -50,7 +52,14 @@ def draw(data: camera.Camera, filtered: Track, ridge: Track, path: pathlib.Path)
         cmap="Blues",
         extent=(0, SHOWN, -180, 180),
     )
-    axis.plot(time, yaw(ridge.estimates[:SHOWN]), ".", ms=2.5, color="#d1772e", label="ridge regression per frame")
+    axis.plot(
+        time,
+        yaw(ridge.estimates[:SHOWN]),
+        ".",
+        ms=2.5,
+        color="#d1772e",
+        label="ridge regression per frame",
+    )
     axis.plot(time, yaw(truth), ".", ms=3.5, color="black", label="truth")
     axis.plot(
         time[::6],
@@ -63,7 +72,14 @@ def draw(data: camera.Camera, filtered: Track, ridge: Track, path: pathlib.Path)
     )
     axis.set(ylabel="direction of view (degrees)", yticks=[-180, -90, 0, 90, 180], xlim=(0, SHOWN))
     axis.set_title("belief of the filter in blue", fontsize=10, loc="left")
-    axis.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3, fontsize=9, frameon=False, markerscale=1.5)
+    axis.legend(
+        loc="lower right",
+        bbox_to_anchor=(1, 1),
+        ncols=3,
+        fontsize=9,
+        frameon=False,
+        markerscale=1.5,
+    )
 
     axis = figure.add_subplot(grid[2, :])
     axis.semilogy(
@@ -74,10 +90,16 @@ def draw(data: camera.Camera, filtered: Track, ridge: Track, path: pathlib.Path)
         label="ridge regression per frame",
     )
     axis.semilogy(
-        time, camera.frobenius(filtered.estimates[:SHOWN], truth), color="#c4123f", lw=1.2, label="kernel Bayes filter"
+        time,
+        camera.frobenius(filtered.estimates[:SHOWN], truth),
+        color="#c4123f",
+        lw=1.2,
+        label="kernel Bayes filter",
     )
-    axis.axhline(2 * np.sqrt(2), color="grey", lw=0.8, ls=":")
-    axis.text(4, 2.95, "half a turn", fontsize=8, color="grey", va="bottom")
-    axis.set(xlabel="frame of the test half", ylabel="error (Frobenius)", xlim=(0, SHOWN), ylim=(8e-3, 6))
+    axis.axhline(2 * np.sqrt(2), color="gray", lw=0.8, ls=":")
+    axis.text(4, 2.95, "half a turn", fontsize=8, color="gray", va="bottom")
+    axis.set(
+        xlabel="frame of the test half", ylabel="error (Frobenius)", xlim=(0, SHOWN), ylim=(8e-3, 6)
+    )
     figure.savefig(path, dpi=130)
     plt.close(figure)

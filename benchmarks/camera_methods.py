@@ -27,7 +27,10 @@ class Track(NamedTuple):
 
 
 def run_filter(
-    filt: kbr.AbstractSampleFilter, frames: np.ndarray, prior=None, tick: Callable[[int], Any] | None = None
+    filt: kbr.AbstractSampleFilter,
+    frames: np.ndarray,
+    prior=None,
+    tick: Callable[[int], Any] | None = None,
 ) -> Track:
     """Filter the frames in chunks, timing each; the median chunk leaves the compilation out."""
     state, weights, times = filt.init(prior), [], []
@@ -75,7 +78,7 @@ def kernel_bayes(
         form=form,
         clip=clip,
         truncation=truncation if clip else 0.0,
-        normalise=clip,
+        normalize=clip,
         max_active=800 if clip else None,
     )
 
@@ -99,7 +102,7 @@ def ridge(rotations, frames, tests, *, c, epsilon, window=1) -> np.ndarray:
     model = kbr.fit_conditional(
         frame_kernel(train, c), kbr.Linear(), train, rotations, regularizer=epsilon, landmarks_y=9
     )
-    return np.asarray(kbr.project_rotation(kbr.conditional_expectation(model, lambda r: r, query)))
+    return np.asarray(kbr.nearest_rotation(kbr.conditional_expectation(model, lambda r: r, query)))
 
 
 FILTERS: dict[str, Callable[..., kbr.AbstractSampleFilter]] = {
@@ -116,7 +119,9 @@ REGRESSIONS: dict[str, Callable[..., np.ndarray]] = {
 }
 
 
-def run(name: str, rotations, frames, tests, parameters: dict[str, Any], prior=None, tick=None) -> Track:
+def run(
+    name: str, rotations, frames, tests, parameters: dict[str, Any], prior=None, tick=None
+) -> Track:
     """One method by its name in the table."""
     if name in FILTERS:
         return run_filter(FILTERS[name](rotations, frames, **parameters), tests, prior, tick)

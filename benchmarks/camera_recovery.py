@@ -6,7 +6,7 @@
 apart. The filter starts at 20 evenly spaced places of the test half, certain of the wrong direction. It should be on the
 true side within 20 frames of the box being clearly in view: the third frame in a row, since the start, in which at least
 12 of the 400 pixels (3 %) of the frame without noise are the box's violet. That definition is for the count alone; the
-filter is given a colour histogram, and learns on the training half what in it tells directions from their rivals. Starts
+filter is given a color histogram, and learns on the training half what in it tells directions from their rivals. Starts
 without such a sighting before the end count if the filter is back by the end. The other run starts from the training
 marginal, over the whole test half: as long as no belief is replaced there, its error is that of the filter without a rival.
 The same at a variance of 1e-2, where a belief does settle on the wrong side at one seed.
@@ -37,21 +37,29 @@ HALF_TURN = np.diag([-1.0, 1.0, -1.0])
 PIXELS, IN_A_ROW, WITHIN = 12, 3, 20
 CHUNK = 10  # divides what is left of the test half after any start: one compilation
 BANDWIDTH = 0.6
-TRACKER: dict[str, Any] = {"h": 0.4, "c": 1.0, "epsilon": 1e-2, "delta": 1e-6, "observation_regularizer": 1e-3}
+TRACKER: dict[str, Any] = {
+    "h": 0.4,
+    "c": 1.0,
+    "epsilon": 1e-2,
+    "delta": 1e-6,
+    "observation_regularizer": 1e-3,
+}
 CHALLENGE: dict[str, Any] = {"regularizer": 1e-7, "drift": 3.0, "threshold": 8.0}
 
 
-class ColourHistogram(eqx.Module):
-    """How much of a frame, blurred by a 3 x 3 binomial, has each of r colours: a mean over pixels of Gaussian features."""
+class ColorHistogram(eqx.Module):
+    """How much of a frame, blurred by a 3 x 3 binomial, has each of r colors: a mean over pixels of Gaussian features."""
 
     kernel: kbr.Gaussian
-    colours: jax.Array
+    colors: jax.Array
     root: jax.Array
 
     def __call__(self, frame: jax.Array) -> jax.Array:
         """Features `[r]` of one frame."""
         pixels = blurred(frame.reshape(20, 20, 3)).reshape(-1, 3)
-        return jnp.linalg.solve(self.root, jnp.mean(kbr.gram(self.kernel, pixels, self.colours), axis=0))
+        return jnp.linalg.solve(
+            self.root, jnp.mean(kbr.gram(self.kernel, pixels, self.colors), axis=0)
+        )
 
 
 def blurred(image):
@@ -60,13 +68,17 @@ def blurred(image):
     return (rows[:, :-2] + 2 * rows[:, 1:-1] + rows[:, 2:]) / 4
 
 
-def colour_histogram(frames: np.ndarray, colours: int = 80, width: float = 0.06, seed: int = 1) -> ColourHistogram:
+def color_histogram(
+    frames: np.ndarray, colors: int = 80, width: float = 0.06, seed: int = 1
+) -> ColorHistogram:
     """Greedy landmarks among 4000 pixels of the training frames."""
-    pixels = jax.vmap(lambda f: blurred(f.reshape(20, 20, 3)))(jnp.asarray(frames[::3])).reshape(-1, 3)
+    pixels = jax.vmap(lambda f: blurred(f.reshape(20, 20, 3)))(jnp.asarray(frames[::3])).reshape(
+        -1, 3
+    )
     pixels = pixels[np.random.default_rng(seed).choice(len(pixels), 4000, replace=False)]
     kernel = kbr.Gaussian(width)
-    points = kbr.greedy_landmarks(kernel, pixels, rank=colours).points
-    return ColourHistogram(kernel, points, jnp.linalg.cholesky(kbr.gram(kernel, points)))
+    points = kbr.greedy_landmarks(kernel, pixels, rank=colors).points
+    return ColorHistogram(kernel, points, jnp.linalg.cholesky(kbr.gram(kernel, points)))
 
 
 def sightings() -> np.ndarray:
@@ -96,12 +108,19 @@ def recover(filt: kbr.RivalFilter, data: camera.Camera, start: int, clear: np.nd
     for begin in range(start, last + 1, CHUNK):
         part = slice(begin, begin + CHUNK)
         state, steps = kbr.advance(filt, state, tests[part])
-        errors = camera.frobenius(np.asarray(kbr.decode_rotation(filt.belief(steps.weights))), truth[part])
+        errors = camera.frobenius(
+            np.asarray(kbr.decode_rotation(filt.belief(steps.weights))), truth[part]
+        )
         right = np.flatnonzero(errors < 1)
         if len(right):
             back = int(begin + right[0])
             break
-    return {"start": start, "sighting": seen, "back": back, "in time": back is not None and back <= last}
+    return {
+        "start": start,
+        "sighting": seen,
+        "back": back,
+        "in time": back is not None and back <= last,
+    }
 
 
 def challenged(data: camera.Camera, tracker: dict[str, Any]) -> kbr.RivalFilter:
@@ -109,7 +128,9 @@ def challenged(data: camera.Camera, tracker: dict[str, Any]) -> kbr.RivalFilter:
     rotations, frames = data.part(0, camera.SPLIT)
     base = kernel_bayes(rotations, frames, **tracker)
     kernel = kbr.ChordalGaussian(BANDWIDTH)
-    return kbr.RivalFilter.fit(base, colour_histogram(frames), kbr.decode_rotation, kernel=kernel, **CHALLENGE)
+    return kbr.RivalFilter.fit(
+        base, color_histogram(frames), kbr.decode_rotation, kernel=kernel, **CHALLENGE
+    )
 
 
 def track(filt: kbr.RivalFilter, data: camera.Camera) -> dict[str, Any]:
@@ -139,7 +160,10 @@ def seed_results(seed: int, bar: tqdm) -> dict:
 
 def noisy() -> dict[str, Any]:
     """Tracking at ten times the noise: the tracker that `camera_selection` chose there, and the same challenge."""
-    tracker = {**selected(NAME, NOISY)[CLIPPED], "observation_regularizer": TRACKER["observation_regularizer"]}
+    tracker = {
+        **selected(NAME, NOISY)[CLIPPED],
+        "observation_regularizer": TRACKER["observation_regularizer"],
+    }
     results = {}
     for seed in SEEDS:
         data = camera.load(NAME, NOISY, seed, np.float64)
@@ -157,7 +181,9 @@ def main() -> None:
             path = reporting.save("camera_recovery", COMMAND, {**parameters, "seeds": results})
     results_noisy = noisy()
     path = reporting.save(
-        "camera_recovery", COMMAND, {**parameters, "seeds": results, f"variance {NOISY}": results_noisy}
+        "camera_recovery",
+        COMMAND,
+        {**parameters, "seeds": results, f"variance {NOISY}": results_noisy},
     )
     for seed, r in results_noisy["seeds"].items():
         print(f"variance {NOISY}, seed {seed}: {r}")

@@ -31,7 +31,11 @@ def product(**axes):
 
 def grids(name: str) -> dict[str, list[dict]]:
     """The candidates of each method."""
-    spread = product(h=[0.4, 0.6]) if name == "camera_lookalike" else [{"h": 0.6}, {"h": 1.2, "truncation": 0.2}]
+    spread = (
+        product(h=[0.4, 0.6])
+        if name == "camera_lookalike"
+        else [{"h": 0.6}, {"h": 1.2, "truncation": 0.2}]
+    )
 
     def with_spread(**axes):
         return [{**a, **b} for a in spread for b in product(**axes)]
@@ -40,12 +44,20 @@ def grids(name: str) -> dict[str, list[dict]]:
         "kernel Bayes filter (b), clipped, truncated": with_spread(
             c=[0.7, 1.0], epsilon=[1e-2], delta=[1e-7, 1e-6, 1e-5]
         ),
-        "importance-weighted, truncated": with_spread(c=[0.7, 1.0], epsilon=[1e-2], delta=[1e-4, 1e-3, 1e-2]),
-        "as in the papers, Gaussian kernel": product(h=[0.6], c=[1.0], epsilon=[1e-2], delta=[1e-5, 1e-4, 1e-3]),
-        "as in the papers, trace kernel": product(c=[1.0], epsilon=[1e-4], delta=[1e-5, 1e-4, 1e-3]),
+        "importance-weighted, truncated": with_spread(
+            c=[0.7, 1.0], epsilon=[1e-2], delta=[1e-4, 1e-3, 1e-2]
+        ),
+        "as in the papers, Gaussian kernel": product(
+            h=[0.6], c=[1.0], epsilon=[1e-2], delta=[1e-5, 1e-4, 1e-3]
+        ),
+        "as in the papers, trace kernel": product(
+            c=[1.0], epsilon=[1e-4], delta=[1e-5, 1e-4, 1e-3]
+        ),
         "2009 filter": product(h=[0.6], c=[0.5, 1.0], epsilon=[1e-6, 1e-5, 1e-4, 1e-3]),
         "ridge regression per frame": product(c=[0.3, 0.5, 1.0], epsilon=[1e-6, 1e-5, 1e-4, 1e-3]),
-        "ridge regression on a window": product(c=[0.5, 1.0], window=[2, 4, 8], epsilon=[1e-6, 1e-5, 1e-4, 1e-3]),
+        "ridge regression on a window": product(
+            c=[0.5, 1.0], window=[2, 4, 8], epsilon=[1e-6, 1e-5, 1e-4, 1e-3]
+        ),
     }
 
 
@@ -59,7 +71,9 @@ def folds():
 
 def prior_around(rotation: np.ndarray, rotations: np.ndarray) -> kbr.Embedding:
     """The training states near a rotation, as a prior."""
-    weights = jnp.exp(-jnp.sum((jnp.asarray(rotations) - rotation) ** 2, axis=(1, 2)) / (2 * 0.3**2))
+    weights = jnp.exp(
+        -jnp.sum((jnp.asarray(rotations) - rotation) ** 2, axis=(1, 2)) / (2 * 0.3**2)
+    )
     return kbr.embed(kbr.ChordalGaussian(0.6), rotations, weights / jnp.sum(weights))
 
 
@@ -88,7 +102,9 @@ def select(method: str, data: camera.Camera, candidates: list[dict], bar: tqdm) 
 
 def selected(name: str, variance: float) -> dict[str, dict]:
     """The chosen parameters of every method, at the nearest noise level that was selected."""
-    levels = json.loads((reporting.RESULTS / f"camera_selection_{name}.json").read_text())["results"]
+    levels = json.loads((reporting.RESULTS / f"camera_selection_{name}.json").read_text())[
+        "results"
+    ]
     level = min(levels, key=lambda key: abs(np.log(float(key) / max(variance, 1e-6))))
     return {method: choice["parameters"] for method, choice in levels[level].items()}
 
@@ -97,14 +113,18 @@ def main() -> None:
     wanted = sys.argv[1:]
     settings = [s for s in SETTINGS if not wanted or s[0] in wanted]
     results: dict[str, dict] = {}
-    with tqdm(total=sum(len(g) for name, _ in settings for g in grids(name).values()), unit="candidate") as bar:
+    with tqdm(
+        total=sum(len(g) for name, _ in settings for g in grids(name).values()), unit="candidate"
+    ) as bar:
         for name, variance in settings:
             data = camera.load(name, variance)
             chosen = {m: select(m, data, candidates, bar) for m, candidates in grids(name).items()}
             results.setdefault(name, {})[f"{variance:g}"] = chosen
             reporting.save(f"camera_selection_{name}", f"{COMMAND} {name}", results[name])
             for method, choice in chosen.items():
-                bar.write(f"{name} {variance:g} {method}: {choice['parameters']} {choice['validation']}")
+                bar.write(
+                    f"{name} {variance:g} {method}: {choice['parameters']} {choice['validation']}"
+                )
     assert set(REGRESSIONS) | set(FILTERS) == set(grids("camera_lookalike"))
 
 

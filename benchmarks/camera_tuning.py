@@ -22,7 +22,13 @@ from . import camera, camera_selection, reporting
 from .camera_methods import RANK, kernel_bayes, run_filter
 
 COMMAND = "python -m benchmarks.camera_tuning"
-SETS, VARIANCE, HELD, STEPS, SEEDS = ("camera_lookalike", "camera_rotation"), 1e-3, 100, 24, (0, 1, 2)
+SETS, VARIANCE, HELD, STEPS, SEEDS = (
+    ("camera_lookalike", "camera_rotation"),
+    1e-3,
+    100,
+    24,
+    (0, 1, 2),
+)
 CLIPPED, PRIOR_WIDTH = "kernel Bayes filter (b), clipped, truncated", 0.3
 OPTIMIZER = optax.adam(optax.cosine_decay_schedule(0.1, STEPS))
 
@@ -58,7 +64,9 @@ def of_stretch(data: dict[str, Any], p: dict[str, Any], number):
     )
     near = jnp.exp(-jnp.sum((states - truth[0]) ** 2, axis=(1, 2)) / (2 * PRIOR_WIDTH**2))
     prior = kbr.embed(kernel, states, near / jnp.sum(near))
-    steps = kbr.filter(filt, frames[part], prior=prior, read=lambda step: kbr.mean(filt.belief(step.weights)))
+    steps = kbr.filter(
+        filt, frames[part], prior=prior, read=lambda step: kbr.mean(filt.belief(step.weights))
+    )
     return jnp.mean(jnp.sum((steps - truth) ** 2, axis=(1, 2)))
 
 
@@ -67,10 +75,12 @@ def on_one(data, p, key):
 
 
 def on_all(data, p):
-    return jnp.mean(jax.lax.map(lambda number: of_stretch(data, p, number), jnp.arange(data["parts"].shape[0])))
+    return jnp.mean(
+        jax.lax.map(lambda number: of_stretch(data, p, number), jnp.arange(data["parts"].shape[0]))
+    )
 
 
-def learn(name: str, start: dict[str, Any]) -> tuple[kbr.Tuned, float]:
+def learn(name: str, start: dict[str, Any]) -> tuple[kbr.TuneResult, float]:
     """The tuned parameters (c in the units of frames), and the median distance of frames."""
     rotations, frames = map(jnp.asarray, camera.load(name, VARIANCE).part(0, camera.SPLIT))
     unit = float(kbr.median_heuristic(frames[::3]))
@@ -82,8 +92,16 @@ def learn(name: str, start: dict[str, Any]) -> tuple[kbr.Tuned, float]:
         kbr.greedy_landmarks(kbr.Gaussian(initial["c"]), frames, rank=RANK),
     )
     rest, parts = map(jnp.asarray, stretches())
-    data = {"rotations": rotations, "frames": frames, "rest": rest, "parts": parts, "landmarks": landmarks}
-    data["truncation"] = jnp.float32(start.get("truncation", 0.02))  # as selected: it has no useful gradient
+    data = {
+        "rotations": rotations,
+        "frames": frames,
+        "rest": rest,
+        "parts": parts,
+        "landmarks": landmarks,
+    }
+    data["truncation"] = jnp.float32(
+        start.get("truncation", 0.02)
+    )  # as selected: it has no useful gradient
     tuned = kbr.tune(
         jax.tree_util.Partial(on_one, data),
         initial,
@@ -123,7 +141,9 @@ def main() -> None:
                 float(np.nanmin(validation)),
             ],
             "test error, selected": [test_error(name, selected, seed) for seed in SEEDS],
-            "test error, learned": [test_error(name, {**selected, **learned}, seed) for seed in SEEDS],
+            "test error, learned": [
+                test_error(name, {**selected, **learned}, seed) for seed in SEEDS
+            ],
         }
         print(name, results[name], flush=True)
         reporting.save("camera_tuning", COMMAND, results)

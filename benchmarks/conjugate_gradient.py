@@ -37,14 +37,18 @@ def data(n):
 def solve(n: int, rank: int, limit: int) -> tuple[dict[str, Any], Any]:
     x, y, queries, truth = data(n)
     kernel = kbr.Gaussian(BANDWIDTH)
-    settings = kbr.ConjugateGradient(rank=rank, max_iterations=limit, tolerance=TOLERANCE, throw=False)
+    settings = kbr.ConjugateGradient(
+        rank=rank, max_iterations=limit, tolerance=TOLERANCE, throw=False
+    )
     start = time.perf_counter()
     model = kbr.fit_conditional(kernel, kernel, x, y, regularizer=REGULARIZER, solver=settings)
     jax.block_until_ready(model)
     fitted = time.perf_counter()
     factor = model.factor
     assert isinstance(factor, kbr.ConjugateGradientFactor)
-    weights, report = jax.block_until_ready(factor.diagnose(model.features_x.encode(queries).T))
+    weights, report = jax.block_until_ready(
+        factor.diagnose(model.features_x.coordinates(queries).T)
+    )
     done = time.perf_counter()
     estimate = np.asarray(weights.T @ y)
     return {
@@ -62,13 +66,17 @@ def dense(n: int) -> tuple[dict[str, Any], Any]:
     start = time.perf_counter()
     model = kbr.fit_conditional(kernel, kernel, x, y, regularizer=REGULARIZER)
     weights = jax.block_until_ready(kbr.condition(model, queries).weights)
-    return {"fit and solve, seconds, compilation included": time.perf_counter() - start}, np.asarray(weights)
+    return {
+        "fit and solve, seconds, compilation included": time.perf_counter() - start
+    }, np.asarray(weights)
 
 
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
     large = int(sys.argv[1]) if len(sys.argv) > 1 else LARGE
-    results: dict[str, Any] = {"settings": {"regularizer": REGULARIZER, "tolerance": TOLERANCE, "queries": QUERIES}}
+    results: dict[str, Any] = {
+        "settings": {"regularizer": REGULARIZER, "tolerance": TOLERANCE, "queries": QUERIES}
+    }
     results[f"n = {DENSE}, Cholesky"], reference = dense(DENSE)
     for rank in RANKS:
         result, weights = solve(DENSE, rank, LIMIT)

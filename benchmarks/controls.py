@@ -72,7 +72,9 @@ def estimates(train, test, parameters, stretch, controlled, smoothed):
 def validated(train, test, controlled):
     """Filtered means of every candidate, fitted to half of the training sample."""
     candidates = jnp.asarray(CONTROLLED if controlled else CANDIDATES)
-    return jax.lax.map(lambda parameters: estimates(train, test, parameters, 2.0, controlled, False), candidates)
+    return jax.lax.map(
+        lambda parameters: estimates(train, test, parameters, 2.0, controlled, False), candidates
+    )
 
 
 @eqx.filter_jit
@@ -84,7 +86,10 @@ def selected(train, test, controlled):
     """Estimates of the candidate of least validation error."""
     half = len(train[0]) // 2
     parts = [tuple(part[s] for part in train) for s in (slice(0, half), slice(half, 2 * half))]
-    errors = [squared_errors(validated(a, b[1:], controlled), b[0], BURN_IN // 2) for a, b in (parts, reversed(parts))]
+    errors = [
+        squared_errors(validated(a, b[1:], controlled), b[0], BURN_IN // 2)
+        for a, b in (parts, reversed(parts))
+    ]
     best = (CONTROLLED if controlled else CANDIDATES)[np.argmin(errors[0] + errors[1])]
     return final(train, test, best, controlled)
 
@@ -92,9 +97,13 @@ def selected(train, test, controlled):
 def repetition(size, seed):
     rng = np.random.default_rng([seed, size])
     train, (truth, observations, turns) = simulate(size, rng), simulate(TEST, rng)
-    ignored, used = (selected(train, (observations, turns), controlled) for controlled in (False, True))
+    ignored, used = (
+        selected(train, (observations, turns), controlled) for controlled in (False, True)
+    )
     methods = {
-        "optimal (particle filter, true model, inputs known)": particle_filter(observations, turns, rng),
+        "optimal (particle filter, true model, inputs known)": particle_filter(
+            observations, turns, rng
+        ),
         "raw observation": observations,
         "inputs ignored, filter": ignored[0],
         "inputs ignored, smoother": ignored[1],
@@ -104,7 +113,7 @@ def repetition(size, seed):
     return {name: float(squared_errors(value, truth, BURN_IN)) for name, value in methods.items()}
 
 
-def summarise(rows):
+def summarize(rows):
     columns = {name: np.asarray([row[name] for row in rows]) for name in rows[0]}
     optimal, root = next(iter(columns.values())), np.sqrt(len(rows))
     summary = {}
@@ -114,7 +123,10 @@ def summarise(rows):
         summary[name] = {"mse": float(errors.mean()), "ratio": float(ratio), "ratio_se": error}
     for kind in ("filter", "smoother"):
         difference = columns[f"inputs used, {kind}"] - columns[f"inputs ignored, {kind}"]
-        pair = {"difference": float(difference.mean()), "difference_se": float(np.std(difference, ddof=1) / root)}
+        pair = {
+            "difference": float(difference.mean()),
+            "difference_se": float(np.std(difference, ddof=1) / root),
+        }
         summary[f"inputs used, {kind}"] |= pair
     return summary
 
@@ -128,9 +140,12 @@ def main() -> None:
             for seed in range(count):
                 rows.append(repetition(size, seed))
                 bar.update()
-            results[f"T = {size}"] = {"repetitions": count, "methods": summarise(rows)}
+            results[f"T = {size}"] = {"repetitions": count, "methods": summarize(rows)}
     methods = [cell["methods"] for cell in results.values()]
-    rows = [[name, *(f"{c[name]['ratio']:.3f} ± {c[name]['ratio_se']:.3f}" for c in methods)] for name in methods[0]]
+    rows = [
+        [name, *(f"{c[name]['ratio']:.3f} ± {c[name]['ratio_se']:.3f}" for c in methods)]
+        for name in methods[0]
+    ]
     print(reporting.table(["mean squared error / optimal", *results], rows))
     print(reporting.save("controls", COMMAND, results))
 

@@ -10,7 +10,9 @@ from scipy.spatial.distance import cdist, pdist
 from scipy.special import logsumexp
 
 
-def posterior_means(x: np.ndarray, y: np.ndarray, prior: np.ndarray, tests: np.ndarray, h: float) -> np.ndarray:
+def posterior_means(
+    x: np.ndarray, y: np.ndarray, prior: np.ndarray, tests: np.ndarray, h: float
+) -> np.ndarray:
     """Means of the weighted sample for each observation in `tests`."""
     near = -cdist(prior, x, "sqeuclidean") / (2 * h**2)
     near -= logsumexp(near, axis=1, keepdims=True)
@@ -40,7 +42,8 @@ def least_squares_scores(points: np.ndarray, bandwidths: np.ndarray) -> np.ndarr
     for h in bandwidths:
         wide = 2 * h**2
         square = np.logaddexp(
-            np.log(n) - d / 2 * np.log(wide), np.log(2) + logsumexp(-squares / (2 * wide)) - d / 2 * np.log(wide)
+            np.log(n) - d / 2 * np.log(wide),
+            np.log(2) + logsumexp(-squares / (2 * wide)) - d / 2 * np.log(wide),
         )
         cross = np.log(2) + logsumexp(-squares / wide) - d * np.log(h)
         terms = np.array([square - 2 * np.log(n), np.log(2) + cross - np.log(n) - np.log(n - 1)])

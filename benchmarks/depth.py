@@ -11,7 +11,9 @@ are the best of as many random candidates on validation scenes, judged by mean a
 
 import os
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # its threads wait for each other on busy machines
+os.environ.setdefault(
+    "OPENBLAS_NUM_THREADS", "1"
+)  # its threads wait for each other on busy machines
 
 import functools
 import resource
@@ -58,7 +60,12 @@ _FEATURES = (0.1, 0.15, 0.25, 0.4, 0.6)
 _SAMPLED = {"h": _DEPTH["h"], "c": _FEATURES, "alpha": _BINS["alpha"], "floor": _BINS["floor"]}
 
 SPACES = {
-    "kernel": {**_DEPTH, "c": _FEATURES, "epsilon": (1e-5, 1e-4, 1e-3, 1e-2), "floor": _BINS["floor"]},
+    "kernel": {
+        **_DEPTH,
+        "c": _FEATURES,
+        "epsilon": (1e-5, 1e-4, 1e-3, 1e-2),
+        "floor": _BINS["floor"],
+    },
     "cells": {**_BINS, "cells": (8, 16, 32, 64, 128)},
     "bins": {**_BINS, "c": _FEATURES},
     "alone": {**_DEPTH, "c": _FEATURES},
@@ -77,11 +84,16 @@ class Problem:
     def __init__(self, name: str):
         """Draw the scenes; distances of features are in units of their median."""
         self.rows, self.columns, train, validation, test, count, self.candidates = SIZES[name]
-        parts = [worlds(self.rows, self.columns, n, seed) for seed, n in enumerate((train, validation, test))]
+        parts = [
+            worlds(self.rows, self.columns, n, seed)
+            for seed, n in enumerate((train, validation, test))
+        ]
         self.validation, self.test = parts[1], parts[2]
         self.data = methods.Training.draw(parts[0], count, 0)
         self.grid = self.data.grid()
-        self.median = float(kbr.median_heuristic(jnp.asarray(self.data.features[:, :100].reshape(-1, 8)[:2000])))
+        self.median = float(
+            kbr.median_heuristic(jnp.asarray(self.data.features[:, :100].reshape(-1, 8)[:2000]))
+        )
 
     def scaled(self, p: dict) -> dict:
         """Parameters with the bandwidth of features in the features' own units."""
@@ -91,7 +103,9 @@ class Problem:
         """Features `[rows, columns, d]`."""
         return methods.values(scene).reshape(self.rows, self.columns, -1)
 
-    def kernel(self, p: dict, **form: Any) -> tuple[kbr.PropagationModel, Callable[[World], np.ndarray]]:
+    def kernel(
+        self, p: dict, **form: Any
+    ) -> tuple[kbr.PropagationModel, Callable[[World], np.ndarray]]:
         """Kernel belief propagation: the model, and estimates of a scene."""
         model = methods.fit_kernel(self.data, self.scaled(p), **form)
         return model, lambda scene: np.asarray(
@@ -99,9 +113,11 @@ class Problem:
         )
 
     def alone(self, p: dict) -> Callable[[World], np.ndarray]:
-        """Posterior medians without neighbours."""
+        """Posterior medians without neighbors."""
         model = methods.fit_alone(self.data, self.scaled(p))
-        return lambda scene: np.asarray(methods.estimate(model, self.grid, methods.values(scene), 1, 1e-4))
+        return lambda scene: np.asarray(
+            methods.estimate(model, self.grid, methods.values(scene), 1, 1e-4)
+        )
 
     def discrete(self, p: dict) -> tuple[dict, Callable[[World], np.ndarray]]:
         """Discrete belief propagation: the tables, and estimates of a scene."""
@@ -119,7 +135,9 @@ class Problem:
     def sampled(self, p: dict, estimate: Callable) -> tuple[dict, Callable[[World], np.ndarray]]:
         """Belief propagation by samples: the tables, and estimates of a scene."""
         tables = sampled.fit_sampled(self.data, self.scaled(p))
-        return tables, lambda scene: np.asarray(estimate(tables, self.image(scene), SWEEPS, p["floor"]))
+        return tables, lambda scene: np.asarray(
+            estimate(tables, self.image(scene), SWEEPS, p["floor"])
+        )
 
     def particles(self, p: dict) -> Callable[[World], np.ndarray]:
         """Particle belief propagation."""
@@ -143,10 +161,14 @@ def tune(problem: Problem, known: dict[str, dict]) -> dict[str, dict]:
         if name in known or (name == "mixtures" and problem.rows > 20):
             continue
         trials = []
-        for _ in tqdm(range(MIXTURE_CANDIDATES if name == "mixtures" else problem.candidates), desc=name):
+        for _ in tqdm(
+            range(MIXTURE_CANDIDATES if name == "mixtures" else problem.candidates), desc=name
+        ):
             p = {key: choices[rng.integers(len(choices))] for key, choices in space.items()}
             estimate = problem.fitted(name, p)
-            trials.append((np.mean([methods.absolute_error(estimate(w), w) for w in problem.validation]), p))
+            trials.append(
+                (np.mean([methods.absolute_error(estimate(w), w) for w in problem.validation]), p)
+            )
         trials = [trial for trial in trials if np.isfinite(trial[0])]
         error, p = min(trials, key=lambda trial: trial[0])
         best[name] = {**p, "validation error": float(error)}
@@ -191,15 +213,21 @@ def time_sampled(problem: Problem, best: dict[str, dict]) -> dict[str, dict[str,
     times, image = {}, problem.image(problem.test[0])
     p = best["particles"]
     particles = sampled.particle_tables(sampled.fit_sampled(problem.data, problem.scaled(p)), image)
-    times[PARTICLES] = {"sweep ms": sweep_time(lambda n: sampled.particle_messages(particles, n, p["floor"]))}
+    times[PARTICLES] = {
+        "sweep ms": sweep_time(lambda n: sampled.particle_messages(particles, n, p["floor"]))
+    }
     if "mixtures" in best:
         q = best["mixtures"]
         tables = sampled.fit_sampled(problem.data, problem.scaled(q))
-        times[MIXTURES] = {"sweep ms": sweep_time(lambda n: sampled.mixture_estimate(tables, image, n, q["floor"]))}
+        times[MIXTURES] = {
+            "sweep ms": sweep_time(lambda n: sampled.mixture_estimate(tables, image, n, q["floor"]))
+        }
     return times
 
 
-def measure(name: str, problem: Problem, best: dict[str, dict], known: dict[str, list]) -> tuple[dict, dict]:
+def measure(
+    name: str, problem: Problem, best: dict[str, dict], known: dict[str, list]
+) -> tuple[dict, dict]:
     """Errors on every test scene, unless `known`, and seconds of every method; and the estimates on the first test scene."""
     p, floor = best["kernel"], best["kernel"]["floor"]
     features = methods.values(problem.test[0])
@@ -240,8 +268,18 @@ def measure(name: str, problem: Problem, best: dict[str, dict], known: dict[str,
         sweep = sweep_time(lambda n, run=propagate: run(sweeps=n).values)
         record(form, estimate)
         whole = reporting.milliseconds(lambda e=estimate: e(problem.test[0]), 3)
-        times[form] = {"fit s": fit, "compile s": compile_seconds, "sweep ms": sweep, "all ms": whole}
-        print(form, times[form], f"error {np.mean(errors[form]):.4f}, memory {memory():.2f} GB", flush=True)
+        times[form] = {
+            "fit s": fit,
+            "compile s": compile_seconds,
+            "sweep ms": sweep,
+            "all ms": whole,
+        }
+        print(
+            form,
+            times[form],
+            f"error {np.mean(errors[form]):.4f}, memory {memory():.2f} GB",
+            flush=True,
+        )
     return {"errors": errors, "times": times, "memory GB": memory()}, pictures
 
 
@@ -253,9 +291,15 @@ def summary(result: dict) -> str:
         difference = np.asarray(values) - reference
         deviation = difference.std(ddof=1) / np.sqrt(len(difference))
         sweep = result["times"].get(method, {}).get("sweep ms")
-        paired = "" if method == "kernel BP, features" else f"{difference.mean():+.4f} ± {deviation:.4f}"
-        rows.append([method, f"{np.mean(values):.4f}", paired, "" if sweep is None else f"{sweep:.2f}"])
-    return reporting.table(["method", "mean absolute error", "minus kernel BP, features (paired)", "ms a sweep"], rows)
+        paired = (
+            "" if method == "kernel BP, features" else f"{difference.mean():+.4f} ± {deviation:.4f}"
+        )
+        rows.append(
+            [method, f"{np.mean(values):.4f}", paired, "" if sweep is None else f"{sweep:.2f}"]
+        )
+    return reporting.table(
+        ["method", "mean absolute error", "minus kernel BP, features (paired)", "ms a sweep"], rows
+    )
 
 
 def draw(problem: Problem, pictures: dict, result: dict) -> None:
@@ -270,20 +314,38 @@ def draw(problem: Problem, pictures: dict, result: dict) -> None:
             axis.imshow(scene.features[..., 0], cmap="gray")
             axis.set_title(f"{title}\n(fits several depths)", fontsize=9)
             continue
-        shown = scene.depth if title == "truth" else np.asarray(pictures[title]).reshape(scene.depth.shape)
-        axis.imshow(shown, vmin=low, vmax=high, cmap="viridis")
-        error = "log depth" if title == "truth" else f"error {methods.absolute_error(shown, scene):.3f}"
-        axis.set_title(
-            f"{title.replace(', ', ',' + chr(10), 1)}\n{error}" if title in names else f"{title}\n{error}", fontsize=9
+        shown = (
+            scene.depth
+            if title == "truth"
+            else np.asarray(pictures[title]).reshape(scene.depth.shape)
         )
-    short = ["regression", "particles", "discrete,\ncells", "discrete,\nkernel", "kernel,\nfeatures", "kernel,\npivots"]
-    colours = ["0.7", "0.5", "tab:orange", "tab:red", "tab:blue", "tab:cyan"]
+        axis.imshow(shown, vmin=low, vmax=high, cmap="viridis")
+        error = (
+            "log depth" if title == "truth" else f"error {methods.absolute_error(shown, scene):.3f}"
+        )
+        axis.set_title(
+            f"{title.replace(', ', ',' + chr(10), 1)}\n{error}"
+            if title in names
+            else f"{title}\n{error}",
+            fontsize=9,
+        )
+    short = [
+        "regression",
+        "particles",
+        "discrete,\ncells",
+        "discrete,\nkernel",
+        "kernel,\nfeatures",
+        "kernel,\npivots",
+    ]
+    colors = ["0.7", "0.5", "tab:orange", "tab:red", "tab:blue", "tab:cyan"]
     errors = [result["errors"][name] for name in names]
     spread = [np.std(e, ddof=1) / np.sqrt(len(e)) for e in errors]
-    axes.flat[8].barh(short, [np.mean(e) for e in errors], xerr=spread, color=colours)
-    axes.flat[8].set_title(f"mean absolute error\n{len(errors[0])} scenes, ± standard error", fontsize=9)
+    axes.flat[8].barh(short, [np.mean(e) for e in errors], xerr=spread, color=colors)
+    axes.flat[8].set_title(
+        f"mean absolute error\n{len(errors[0])} scenes, ± standard error", fontsize=9
+    )
     times = [result["times"][name]["sweep ms"] for name in names[1:]]
-    axes.flat[9].barh(short[1:], times, color=colours[1:])
+    axes.flat[9].barh(short[1:], times, color=colors[1:])
     axes.flat[9].set(xscale="log")
     axes.flat[9].set_title("milliseconds a sweep", fontsize=9)
     for axis in axes.flat[8:]:
@@ -296,7 +358,9 @@ def draw(problem: Problem, pictures: dict, result: dict) -> None:
 
 
 def main() -> None:
-    chosen = [name for name, word in zip(SIZES, ("small", "large"), strict=True) if word in sys.argv[1:]] or list(SIZES)
+    chosen = [
+        name for name, word in zip(SIZES, ("small", "large"), strict=True) if word in sys.argv[1:]
+    ] or list(SIZES)
     results: dict = reporting.previous("depth")
     for name in chosen:
         problem = Problem(name)

@@ -18,7 +18,7 @@ from .depth_worlds import World
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """Pairs for the templates of `grid_graph`: horizontal and vertical neighbours, depth and features, float32."""
+    """Pairs for the templates of `grid_graph`: horizontal and vertical neighbors, depth and features, float32."""
 
     rows: int
     columns: int
@@ -53,13 +53,15 @@ class Training:
         )
 
     def pairs(self) -> list[tuple]:
-        """For `fit_propagation`."""
+        """For `fit_belief_propagation`."""
         edges = [(jnp.asarray(p[:, 0]), jnp.asarray(p[:, 1])) for p in (*self.across, *self.down)]
         return edges + self.leaves()
 
     def leaves(self) -> list[tuple]:
         """Depth and features of each row."""
-        return [(jnp.asarray(d), jnp.asarray(f)) for d, f in zip(self.depth, self.features, strict=True)]
+        return [
+            (jnp.asarray(d), jnp.asarray(f)) for d, f in zip(self.depth, self.features, strict=True)
+        ]
 
     @property
     def range(self) -> tuple[float, float]:
@@ -81,7 +83,9 @@ def absolute_error(estimate: Any, scene: World) -> float:
     return float(np.mean(np.abs(np.asarray(estimate).reshape(-1) - scene.depth.reshape(-1))))
 
 
-def fit_kernel(data: Training, p: dict, *, pivots: int | None = None, exact: bool = False) -> kbr.PropagationModel:
+def fit_kernel(
+    data: Training, p: dict, *, pivots: int | None = None, exact: bool = False
+) -> kbr.PropagationModel:
     """Kernel belief propagation.
 
     Bandwidths `h` of depth and `c` of features; regularizers `epsilon` of edges and `kappa` of likelihoods; `rank`.
@@ -91,11 +95,15 @@ def fit_kernel(data: Training, p: dict, *, pivots: int | None = None, exact: boo
     ridges[-data.rows :] = p["kappa"]
     rank = None if exact else p["rank"]
     kernels = _kernels(data, p)
-    return kbr.fit_propagation(graph, kernels, pairs=data.pairs(), regularizer=ridges, landmarks=rank, pivots=pivots)
+    return kbr.fit_belief_propagation(
+        graph, kernels, pairs=data.pairs(), regularizer=ridges, landmarks=rank, pivots=pivots
+    )
 
 
 def _kernels(data: Training, p: dict) -> list:
-    return [kbr.Gaussian(jnp.float32(p["h"]))] * data.rows + [kbr.Gaussian(jnp.float32(p["c"]))] * data.rows
+    return [kbr.Gaussian(jnp.float32(p["h"]))] * data.rows + [
+        kbr.Gaussian(jnp.float32(p["c"]))
+    ] * data.rows
 
 
 def fit_alone(data: Training, p: dict) -> kbr.PropagationModel:
@@ -106,23 +114,33 @@ def fit_alone(data: Training, p: dict) -> kbr.PropagationModel:
         observed=nodes + len(nodes),
         templates=nodes // data.columns,
     )
-    options = {"pairs": data.leaves(), "regularizer": jnp.float32(p["kappa"]), "landmarks": p["rank"]}
-    return kbr.fit_propagation(graph, _kernels(data, p), **options)
+    options = {
+        "pairs": data.leaves(),
+        "regularizer": jnp.float32(p["kappa"]),
+        "landmarks": p["rank"],
+    }
+    return kbr.fit_belief_propagation(graph, _kernels(data, p), **options)
 
 
-def estimate(model: kbr.PropagationModel, grid: jax.Array, features: jax.Array, sweeps: int, floor: float) -> jax.Array:
+def estimate(
+    model: kbr.PropagationModel, grid: jax.Array, features: jax.Array, sweeps: int, floor: float
+) -> jax.Array:
     """Posterior medians by kernel belief propagation."""
     messages = kbr.propagate_loopy(model, features, sweeps=sweeps, floor=floor)
     return kbr.read_beliefs(model, messages, grid).median()
 
 
 @jax.jit
-def regress(depth: jax.Array, train: jax.Array, c: jax.Array, kappa: jax.Array, features: jax.Array) -> jax.Array:
+def regress(
+    depth: jax.Array, train: jax.Array, c: jax.Array, kappa: jax.Array, features: jax.Array
+) -> jax.Array:
     """Kernel ridge regression of depth on features, one for each row; `features` `[rows, columns, d]`."""
 
     def row(x, y, queries):
         offset = jnp.mean(y)
-        model = kbr.fit_conditional(kbr.Gaussian(c), kbr.Linear(), x, (y - offset)[:, None], regularizer=kappa)
+        model = kbr.fit_conditional(
+            kbr.Gaussian(c), kbr.Linear(), x, (y - offset)[:, None], regularizer=kappa
+        )
         return kbr.conditional_expectation(model, lambda point: point[0], queries) + offset
 
     return jax.vmap(row)(train, depth, features)
@@ -138,8 +156,8 @@ def fit_discrete(data: Training, p: dict) -> dict[str, jax.Array]:
     bins = p["bins"]
     low, high = data.range
     edges = np.linspace(low, high, bins + 1)
-    centres = (edges[1:] + edges[:-1]) / 2
-    distances = centres[:, None] - centres[None]
+    centers = (edges[1:] + edges[:-1]) / 2
+    distances = centers[:, None] - centers[None]
     blur = np.exp(-(distances**2) / (2 * p["blur"] ** 2)) if p["blur"] > 0 else np.eye(bins)
     blur /= blur.sum(0)
 
@@ -157,7 +175,7 @@ def fit_discrete(data: Training, p: dict) -> dict[str, jax.Array]:
     across, down = (np.stack([joint(pairs) for pairs in part]) for part in (data.across, data.down))
     own = np.stack([one_hot(d) for d in data.depth])
     tables = {
-        "centres": centres,
+        "centers": centers,
         "right": across / across.sum(1, keepdims=True),  # [left, right]: given the right one
         "left": np.swapaxes(across / across.sum(2, keepdims=True), 1, 2),
         "below": down / down.sum(1, keepdims=True),
@@ -170,7 +188,7 @@ def fit_discrete(data: Training, p: dict) -> dict[str, jax.Array]:
     if "c" in p:
         return {**tables, "c": jnp.float32(p["c"])}
     pooled = jnp.asarray(data.features.reshape(-1, data.features.shape[-1]))
-    cells = kbr.kmeans_landmarks(pooled, rank=p["cells"], key=jax.random.key(0), iterations=20)
+    cells = kbr.kmeanspp_landmarks(pooled, rank=p["cells"], key=jax.random.key(0), iterations=20)
     return {**tables, "cells": cells.points}
 
 
@@ -178,10 +196,15 @@ def _scaled(values: jax.Array, floor: float) -> jax.Array:
     return jnp.maximum(values / jnp.max(values, axis=-1, keepdims=True), floor)
 
 
-def discrete_sweep(tables: dict[str, jax.Array], local: jax.Array, heard: tuple, floor: float) -> tuple:
+def discrete_sweep(
+    tables: dict[str, jax.Array], local: jax.Array, heard: tuple, floor: float
+) -> tuple:
     """One flooding sweep; `heard` are the messages from left, right, above and below, `[rows, columns, b]` each."""
     left, right, above, below = heard
-    to_right, to_left = (local * above * below * left)[:, :-1], (local * above * below * right)[:, 1:]
+    to_right, to_left = (
+        (local * above * below * left)[:, :-1],
+        (local * above * below * right)[:, 1:],
+    )
     downwards, upwards = (local * left * right * above)[:-1], (local * left * right * below)[1:]
     return (
         left.at[:, 1:].set(_scaled(jnp.matmul(to_right, tables["right"]), floor)),
@@ -199,7 +222,10 @@ def discrete_local(tables: dict[str, jax.Array], features: jax.Array, floor: flo
         if "c" in tables:
             near = kbr.gram(kbr.Gaussian(tables["c"]), queries, train)
             return jnp.matmul(near, own) / marginal
-        counts = jax.nn.one_hot(_nearest(tables["cells"], train), len(tables["cells"]), axis=0) @ own + 0.5 * marginal
+        counts = (
+            jax.nn.one_hot(_nearest(tables["cells"], train), len(tables["cells"]), axis=0) @ own
+            + 0.5 * marginal
+        )
         return counts[_nearest(tables["cells"], queries)] / marginal
 
     rows = (tables["train"], tables["own"], tables["marginals"], features)
@@ -211,17 +237,21 @@ def _nearest(cells: jax.Array, features: jax.Array) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnames="sweeps")
-def discrete_messages(tables: dict[str, jax.Array], local: jax.Array, sweeps: int, floor: float) -> tuple:
+def discrete_messages(
+    tables: dict[str, jax.Array], local: jax.Array, sweeps: int, floor: float
+) -> tuple:
     heard = (jnp.ones_like(local),) * 4
     return jax.lax.fori_loop(0, sweeps, lambda _, m: discrete_sweep(tables, local, m, floor), heard)
 
 
 @functools.partial(jax.jit, static_argnames="sweeps")
-def discrete_estimate(tables: dict[str, jax.Array], features: jax.Array, sweeps: int, floor: float) -> jax.Array:
+def discrete_estimate(
+    tables: dict[str, jax.Array], features: jax.Array, sweeps: int, floor: float
+) -> jax.Array:
     """Posterior medians on bins for features `[rows, columns, d]`."""
     local = discrete_local(tables, features, floor)
     belief = tables["marginals"][:, None] * local
     for message in discrete_messages(tables, local, sweeps, floor):
         belief = belief * message
     belief = (belief / jnp.sum(belief, -1, keepdims=True)).reshape(-1, local.shape[-1])
-    return kbr.Beliefs(tables["centres"], belief, None, tuple(range(len(belief)))).median()
+    return kbr.Beliefs(tables["centers"], belief, None, tuple(range(len(belief)))).median()

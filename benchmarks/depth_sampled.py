@@ -22,13 +22,18 @@ PARTICLES, COMPONENTS = 100, 50
 
 def fit_sampled(data: Training, p: dict) -> dict[str, jax.Array]:
     """The pairs, and parameters `h` (bandwidth of depth), `c` (of features), `alpha` (added to densities)."""
-    arrays = {"across": data.across, "down": data.down, "depth": data.depth, "features": data.features}
+    arrays = {
+        "across": data.across,
+        "down": data.down,
+        "depth": data.depth,
+        "features": data.features,
+    }
     numbers = {name: jnp.float32(p[name]) for name in ("h", "c", "alpha")}
     return {name: jnp.asarray(array, jnp.float32) for name, array in arrays.items()} | numbers
 
 
 def _near(x: jax.Array, y: jax.Array, h: jax.Array) -> jax.Array:
-    """Normal densities `[..., m]` of points `[...]` at centres `[m]`."""
+    """Normal densities `[..., m]` of points `[...]` at centers `[m]`."""
     return jnp.exp(-(((x[..., None] - y) / h) ** 2) / 2) / (h * jnp.sqrt(2 * jnp.pi))
 
 
@@ -40,7 +45,9 @@ def _choose(key: jax.Array, weights: jax.Array, count: int) -> jax.Array:
     return jnp.minimum(flat.reshape(levels.shape), mass.shape[-1] - 1)
 
 
-def _draw(tables: dict[str, jax.Array], features: jax.Array, key: jax.Array, count: int) -> jax.Array:
+def _draw(
+    tables: dict[str, jax.Array], features: jax.Array, key: jax.Array, count: int
+) -> jax.Array:
     """Samples `[rows, columns, count]` of p(x | y) of every node."""
 
     def row(inputs):
@@ -66,7 +73,9 @@ def _median(samples: jax.Array, weights: jax.Array) -> jax.Array:
     return jnp.take_along_axis(samples, index[..., None], axis=-1)[..., 0].reshape(-1)
 
 
-def _ratios(tables: dict[str, jax.Array], pairs: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
+def _ratios(
+    tables: dict[str, jax.Array], pairs: jax.Array, first: jax.Array, second: jax.Array
+) -> jax.Array:
     """p(a, b) / (p(a) p(b)) at samples of both ends of each edge of a row, `[edges, P, P]`."""
     a, b = _near(first, pairs[:, 0], tables["h"]), _near(second, pairs[:, 1], tables["h"])
     joint = jnp.einsum("eim,ejm->eij", a, b) / len(pairs)
@@ -76,9 +85,11 @@ def _ratios(tables: dict[str, jax.Array], pairs: jax.Array, first: jax.Array, se
 
 @jax.jit
 def particle_tables(tables: dict[str, jax.Array], features: jax.Array) -> tuple:
-    """Particles `[rows, columns, P]`, and the potentials between those of neighbours."""
+    """Particles `[rows, columns, P]`, and the potentials between those of neighbors."""
     x = _draw(tables, features, jax.random.key(0), PARTICLES)
-    across = lax.map(lambda row: _ratios(tables, row[0], row[1][:-1], row[1][1:]), (tables["across"], x))
+    across = lax.map(
+        lambda row: _ratios(tables, row[0], row[1][:-1], row[1][1:]), (tables["across"], x)
+    )
     down = lax.map(lambda row: _ratios(tables, *row), (tables["down"], x[:-1], x[1:]))
     return x, across, down
 
@@ -107,22 +118,31 @@ def particle_messages(tables: tuple, sweeps: int, floor: float) -> tuple:
     return lax.fori_loop(0, sweeps, sweep, (jnp.ones_like(x),) * 4)
 
 
-def particle_estimate(tables: dict[str, jax.Array], features: jax.Array, sweeps: int, floor: float) -> jax.Array:
+def particle_estimate(
+    tables: dict[str, jax.Array], features: jax.Array, sweeps: int, floor: float
+) -> jax.Array:
     """Posterior medians by particle belief propagation."""
     particles = particle_tables(tables, features)
     left, right, above, below = particle_messages(particles, sweeps, floor)
     return _median(particles[0], left * right * above * below)
 
 
-#: Neighbours: shift of rows and columns from the node that speaks to the one that hears, the pairs, and its column in them.
-_DIRECTIONS = (("across", 0, (0, 1)), ("across", 1, (0, -1)), ("down", 0, (1, 0)), ("down", 1, (-1, 0)))
+#: Neighbors: shift of rows and columns from the node that speaks to the one that hears, the pairs, and its column in them.
+_DIRECTIONS = (
+    ("across", 0, (0, 1)),
+    ("across", 1, (0, -1)),
+    ("down", 0, (1, 0)),
+    ("down", 1, (-1, 0)),
+)
 
 
 def _speak(tables: dict[str, jax.Array], direction: int, x: jax.Array, key: jax.Array) -> jax.Array:
-    """Centres `[rows, columns, P]` of the mixtures that nodes send: partners of training points near their samples."""
+    """Centers `[rows, columns, P]` of the mixtures that nodes send: partners of training points near their samples."""
     name, side, shift = _DIRECTIONS[direction]
     pairs = tables[name]
-    if name == "down":  # the pairs below a row belong to it for the node above, and to the next row for the node below
+    if (
+        name == "down"
+    ):  # the pairs below a row belong to it for the node above, and to the next row for the node below
         edge = pairs[-1:] if side == 0 else pairs[:1]
         pairs = jnp.concatenate([pairs, edge] if side == 0 else [edge, pairs])
 
@@ -135,7 +155,9 @@ def _speak(tables: dict[str, jax.Array], direction: int, x: jax.Array, key: jax.
     return jnp.roll(sent, shift, axis=(0, 1))
 
 
-def _hear(tables: dict[str, jax.Array], direction: int, centres: jax.Array, x: jax.Array, floor: Any) -> jax.Array:
+def _hear(
+    tables: dict[str, jax.Array], direction: int, centers: jax.Array, x: jax.Array, floor: Any
+) -> jax.Array:
     """A message at the samples of the nodes that hear it, 1 where nobody speaks."""
     name, side, shift = _DIRECTIONS[direction]
     pairs = tables[name]
@@ -144,13 +166,15 @@ def _hear(tables: dict[str, jax.Array], direction: int, centres: jax.Array, x: j
         pairs = jnp.concatenate([edge, pairs] if side == 0 else [pairs, edge])
 
     def row(inputs):
-        own, samples, centres = inputs
-        mixture = jnp.mean(jnp.exp(-(((samples[:, :, None] - centres[:, None]) / tables["h"]) ** 2) / 2), -1)
+        own, samples, centers = inputs
+        mixture = jnp.mean(
+            jnp.exp(-(((samples[:, :, None] - centers[:, None]) / tables["h"]) ** 2) / 2), -1
+        )
         density = jnp.mean(_near(samples, own[:, 1 - side], tables["h"]), -1)
         scale = tables["h"] * jnp.sqrt(2 * jnp.pi)
         return (mixture / scale + tables["alpha"]) / (density + tables["alpha"])
 
-    values = _scaled(lax.map(row, (pairs, x, centres)), floor)
+    values = _scaled(lax.map(row, (pairs, x, centers)), floor)
     rows, columns = (jnp.arange(n) for n in x.shape[:2])
     silent = ((rows == 0) & (shift[0] == 1)) | ((rows == len(rows) - 1) & (shift[0] == -1))
     mute = ((columns == 0) & (shift[1] == 1)) | ((columns == len(columns) - 1) & (shift[1] == -1))
@@ -158,7 +182,9 @@ def _hear(tables: dict[str, jax.Array], direction: int, centres: jax.Array, x: j
 
 
 @functools.partial(jax.jit, static_argnames="sweeps")
-def mixture_estimate(tables: dict[str, jax.Array], features: jax.Array, sweeps: int, floor: float) -> jax.Array:
+def mixture_estimate(
+    tables: dict[str, jax.Array], features: jax.Array, sweeps: int, floor: float
+) -> jax.Array:
     """Posterior medians by belief propagation whose messages are mixtures of Gaussians with equal weights."""
 
     def speak_all(products, x, key):
@@ -169,25 +195,27 @@ def mixture_estimate(tables: dict[str, jax.Array], features: jax.Array, sweeps: 
             sent.append(_speak(tables, direction, samples, keys[4 + direction]))
         return tuple(sent)
 
-    def heard(centres, x):
-        return [_hear(tables, direction, centres[direction], x, floor) for direction in range(4)]
+    def heard(centers, x):
+        return [_hear(tables, direction, centers[direction], x, floor) for direction in range(4)]
 
     def others(messages):
         # What is sent on in a direction comes from all sides but that which it goes to: 0 and 1, 2 and 3 are opposite.
         opposite = (1, 0, 3, 2)
         return [
-            functools.reduce(jnp.multiply, (m for d, m in enumerate(messages) if d != opposite[direction]))
+            functools.reduce(
+                jnp.multiply, (m for d, m in enumerate(messages) if d != opposite[direction])
+            )
             for direction in range(4)
         ]
 
-    def sweep(centres, key):
+    def sweep(centers, key):
         draw, speak = jax.random.split(key)
         x = _draw(tables, features, draw, COMPONENTS)
-        return speak_all(others(heard(centres, x)), x, speak), None
+        return speak_all(others(heard(centers, x)), x, speak), None
 
     keys = jax.random.split(jax.random.key(1), sweeps + 2)
     x = _draw(tables, features, keys[0], COMPONENTS)
-    centres = speak_all([jnp.ones_like(x)] * 4, x, keys[1])
-    centres, _ = lax.scan(sweep, centres, keys[2:-1])
+    centers = speak_all([jnp.ones_like(x)] * 4, x, keys[1])
+    centers, _ = lax.scan(sweep, centers, keys[2:-1])
     x = _draw(tables, features, keys[-1], COMPONENTS)
-    return _median(x, functools.reduce(jnp.multiply, heard(centres, x)))
+    return _median(x, functools.reduce(jnp.multiply, heard(centers, x)))

@@ -37,7 +37,9 @@ def depth_map(rows: int, columns: int, rng: np.random.Generator) -> np.ndarray:
         tall, wide = rng.integers(rows // 5, rows // 2), rng.integers(columns // 5, columns // 2)
         top, left = rng.integers(0, rows - tall), rng.integers(0, columns - wide)
         place = np.s_[top : top + tall, left : left + wide]
-        depth[place] = depth[min(top + tall, rows - 1), left] - rng.uniform(0, 0.15) + 0.02 * waves[place]
+        depth[place] = (
+            depth[min(top + tall, rows - 1), left] - rng.uniform(0, 0.15) + 0.02 * waves[place]
+        )
     return depth
 
 

@@ -24,11 +24,14 @@ from . import reporting
 
 COMMAND = "python -m benchmarks.drift"
 STEPS, SMALLEST, LARGEST, REPETITIONS, PATCHES = 9, 20, 60, 4, 60
-KERNELS = {"histogram intersection": kbr.HistogramIntersection(), "RBF chi-squared": kbr.RBFChiSquared(1.0)}
+KERNELS = {
+    "histogram intersection": kbr.HistogramIntersection(),
+    "RBF chi-squared": kbr.ChiSquared(1.0),
+}
 METHODS = ("EDD", "EDD, stacked", "last set", "all sets")
 
 
-def normalised(histograms: np.ndarray) -> np.ndarray:
+def normalized(histograms: np.ndarray) -> np.ndarray:
     """Non-negative features whose coordinates average to 1, so that both kernels are of order one."""
     return histograms / histograms.mean(axis=1, keepdims=True)
 
@@ -38,9 +41,9 @@ def moved(image: np.ndarray, kind: str, amount: float) -> np.ndarray:
     canvas = np.pad(image, 2)
     if kind == "rotation":
         return scipy.ndimage.rotate(canvas, amount, reshape=False, order=1)
-    centre = np.full(2, 5.5)
+    center = np.full(2, 5.5)
     matrix = np.eye(2) * (1 / amount if kind == "zoom" else 1)
-    offset = centre - matrix @ centre + (np.array([0.0, -amount]) if kind == "shift" else 0)
+    offset = center - matrix @ center + (np.array([0.0, -amount]) if kind == "shift" else 0)
     return scipy.ndimage.affine_transform(canvas, matrix, tuple(offset), order=1)  # pyright: ignore[reportArgumentType]
 
 
@@ -62,16 +65,18 @@ def digits(kind: str) -> list[list[np.ndarray]]:
                 rng = np.random.default_rng([digit, direction == 1, repetition])
                 sets = []
                 for t in range(STEPS)[::direction]:
-                    chosen = rng.choice(len(own), rng.integers(SMALLEST, LARGEST + 1), replace=False)
+                    chosen = rng.choice(
+                        len(own), rng.integers(SMALLEST, LARGEST + 1), replace=False
+                    )
                     turned = np.stack([moved(own[i], kind, AMOUNTS[kind](t)) for i in chosen])
                     cells = turned.reshape(-1, 6, 2, 6, 2).sum((2, 4)).reshape(len(chosen), -1)
-                    sets.append(normalised(np.maximum(cells, 0)))
+                    sets.append(normalized(np.maximum(cells, 0)))
                 sequences.append(sets)
     return sequences
 
 
 def photograph(index: int) -> list[list[np.ndarray]]:
-    """A window of 120 x 120 pixels pans over a photograph; features: colour histograms of patches of 12 x 12, 4 bins a channel."""
+    """A window of 120 x 120 pixels pans over a photograph; features: color histograms of patches of 12 x 12, 4 bins a channel."""
     image = load_sample_images().images[index]
     bins = (image // 64).astype(int) @ np.array([16, 4, 1])
     height, width = bins.shape
@@ -80,13 +85,21 @@ def photograph(index: int) -> list[list[np.ndarray]]:
         rng = np.random.default_rng([index, repetition])
         speed = rng.uniform(15, 36, 2) * rng.choice([-1, 1], 2)
         room = np.array([height, width]) - 120
-        start = rng.uniform(np.maximum(0, -speed * (STEPS - 1)), np.minimum(room, room - speed * (STEPS - 1)))
+        start = rng.uniform(
+            np.maximum(0, -speed * (STEPS - 1)), np.minimum(room, room - speed * (STEPS - 1))
+        )
         sets = []
         for t in range(STEPS):
             corner = start + t * speed
-            places = (corner + rng.uniform(0, 108, (rng.integers(SMALLEST, LARGEST + 1), 2))).astype(int)
+            places = (
+                corner + rng.uniform(0, 108, (rng.integers(SMALLEST, LARGEST + 1), 2))
+            ).astype(int)
             patches = [bins[a : a + 12, b : b + 12].reshape(-1) for a, b in places]
-            sets.append(normalised(np.stack([np.bincount(patch, minlength=64) for patch in patches]).astype(float)))
+            sets.append(
+                normalized(
+                    np.stack([np.bincount(patch, minlength=64) for patch in patches]).astype(float)
+                )
+            )
         sequences.append(sets)
     return sequences
 
@@ -103,8 +116,8 @@ SOURCES = {
 @jax.jit
 def distances(kernel: kbr.AbstractKernel, points: jax.Array, mask: jax.Array) -> jax.Array:
     """RKHS distances of all methods to the last set, in the order of METHODS."""
-    sets = kbr.sample_sets(points, mask=mask)
-    gram = kbr.set_gram(kernel, sets)
+    sets = kbr.sample_sequence(points, mask=mask)
+    gram = kbr.embedding_gram(kernel, sets)
     observed = jax.tree.map(lambda leaf: leaf[:-1], sets)
     model = kbr.fit_dynamics(kernel, observed)
     coefficients = [
@@ -143,7 +156,10 @@ def main() -> None:
         sequences = [stacked(sets) for sets in make()]
         for name, kernel in KERNELS.items():
             found = np.stack(
-                [distances(kernel, *sets) for sets in tqdm(sequences, desc=f"{source}, {name}", leave=False)]
+                [
+                    distances(kernel, *sets)
+                    for sets in tqdm(sequences, desc=f"{source}, {name}", leave=False)
+                ]
             )
             count = np.sqrt(len(found))
             row: dict[str, Any] = {
@@ -160,7 +176,12 @@ def main() -> None:
                     tests.append((test, float(rank_test(difference).pvalue)))
     for (test, _), corrected in zip(tests, holm([p for _, p in tests]), strict=True):
         test["p"] = corrected
-    header = ["drift, kernel", *METHODS, "EDD: wins (p) against last", "stacked: wins (p) against last"]
+    header = [
+        "drift, kernel",
+        *METHODS,
+        "EDD: wins (p) against last",
+        "stacked: wins (p) against last",
+    ]
     rows = []
     for name, row in results.items():
         cells = [f"{row[method]['mean']:.3f} ± {row[method]['se']:.3f}" for method in METHODS]

@@ -63,7 +63,9 @@ def sample(setting: str, n: int, rng: np.random.Generator) -> tuple[np.ndarray, 
     """Observed sets `[T, n, 1]`, and one of the future `[n, 1]`."""
     if setting == "mixture":
         counts = np.round(np.append(SHARES, 0.8) * n).astype(int)
-        sets = np.stack([rng.normal(size=n) + np.where(np.arange(n) < count, 3, -3) for count in counts])
+        sets = np.stack(
+            [rng.normal(size=n) + np.where(np.arange(n) < count, 3, -3) for count in counts]
+        )
     else:
         steps = np.arange(1, 11)[:, None]
         noise = rng.normal(size=(10, n))
@@ -76,14 +78,14 @@ def measure(setting: str, sets: jax.Array, future: jax.Array) -> dict[str, dict[
     k, target, n = kernel(), truth(setting), sets.shape[1]
     grid = jnp.linspace(*WINDOWS[setting], 1601)[:, None]
     wide = jnp.linspace(-12, 12, 1201)[:, None]
-    observed = kbr.sample_sets(sets)
+    observed = kbr.sample_sequence(sets)
     model = kbr.fit_dynamics(k, observed, regularizer=1 / n)
     predictions = {
         "true": kbr.embed(k, future),
         "last": kbr.embed(k, sets[-1]),
         "EDD": kbr.extrapolate(model),
         "noise": kbr.extrapolate(kbr.fit_dynamics(k, observed)),
-        "stacked": kbr.mix_sets(k, observed, kbr.stacked_forecast(model).coefficients),
+        "stacked": kbr.combine(k, observed, kbr.stacked_forecast(model).coefficients),
     }
     for name in ("EDD", "stacked"):
         predictions[name + "+H"] = kbr.herd(predictions[name], grid, count=n).embedding
@@ -98,7 +100,11 @@ def summary(values: np.ndarray, setting: str) -> dict[str, float]:
     """As in the paper: mean and SD for the mixture; root of mean square and of the SD of squares for the others."""
     count = np.sqrt(len(values))
     if setting == "mixture":
-        return {"value": values.mean(), "spread": values.std(ddof=1), "se": values.std(ddof=1) / count}
+        return {
+            "value": values.mean(),
+            "spread": values.std(ddof=1),
+            "se": values.std(ddof=1) / count,
+        }
     squares = values**2
     root = np.sqrt(squares.mean())
     deviation = squares.std(ddof=1)
@@ -108,13 +114,17 @@ def summary(values: np.ndarray, setting: str) -> dict[str, float]:
 def cell(setting: str, n: int, repetitions: int) -> dict[str, Any]:
     run = jax.jit(lambda sets, future: measure(setting, sets, future))
     rows = [
-        run(*sample(setting, n, np.random.default_rng([7, seed, n]))) for seed in tqdm(range(repetitions), leave=False)
+        run(*sample(setting, n, np.random.default_rng([7, seed, n])))
+        for seed in tqdm(range(repetitions), leave=False)
     ]
     found: dict[str, Any] = {"repetitions": repetitions}
     for measured, names in jax.tree.map(lambda *values: np.stack(values), *rows).items():
-        kind = setting if measured == "distance" else "mixture"  # the divergences are printed as mean and SD throughout
+        kind = (
+            setting if measured == "distance" else "mixture"
+        )  # the divergences are printed as mean and SD throughout
         found[measured] = {
-            name: {key: float(value) for key, value in summary(values, kind).items()} for name, values in names.items()
+            name: {key: float(value) for key, value in summary(values, kind).items()}
+            for name, values in names.items()
         }
     return found
 
@@ -124,12 +134,17 @@ def limit(setting: str) -> dict[str, float]:
     k, target = kernel(), truth(setting)
     model = kbr.fit_dynamics(k, infinite(setting), regularizer=0.0)
     last = jax.tree.map(lambda leaf: leaf[-1], infinite(setting))
-    distances = {"EDD": distance(k, kbr.extrapolate(model), target), "last": distance(k, last, target)}
+    distances = {
+        "EDD": distance(k, kbr.extrapolate(model), target),
+        "last": distance(k, last, target),
+    }
     return distances | {"coefficients": np.asarray(kbr.forecast(model)[0, 1:]).tolist()}
 
 
 def distance(k: kbr.AbstractKernel, p: Any, q: kbr.GaussianMixture) -> float:
-    square = kbr.inner_mixtures(k, p, p) - 2 * kbr.inner_mixtures(k, p, q) + kbr.inner_mixtures(k, q, q)
+    square = (
+        kbr.inner_mixtures(k, p, p) - 2 * kbr.inner_mixtures(k, p, q) + kbr.inner_mixtures(k, q, q)
+    )
     return float(np.sqrt(max(float(square), 0)))
 
 
@@ -138,7 +153,8 @@ def deviations(setting: str, n: int, found: dict[str, Any]) -> dict[str, float]:
     index = SIZES.index(n)
     cells = found["distance"]
     return {
-        name: (cells[name]["value"] - values[index]) / cells[name]["se"] for name, values in EXPECTED[setting].items()
+        name: (cells[name]["value"] - values[index]) / cells[name]["se"]
+        for name, values in EXPECTED[setting].items()
     }
 
 
@@ -155,7 +171,8 @@ def main() -> None:
             results[setting][str(n)] = found
             for measured in ("distance", "KL"):
                 shown = {
-                    name: f"{v['value']:.4f} ± {v['spread']:.3f} ({v['se']:.4f})" for name, v in found[measured].items()
+                    name: f"{v['value']:.4f} ± {v['spread']:.3f} ({v['se']:.4f})"
+                    for name, v in found[measured].items()
                 }
                 print(setting, n, measured, shown, flush=True)
             print("   ", found["deviations in standard errors"], flush=True)

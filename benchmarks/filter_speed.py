@@ -78,14 +78,21 @@ def main() -> None:
     run = jax.jit(lambda f, o: kbr.mean(f.belief(kbr.filter(f, o).weights)))
     estimates = jax.block_until_ready(run(low, seen[0]))
     first_call = time.perf_counter() - start
-    batched = jax.jit(jax.vmap(lambda f, o: kbr.mean(f.belief(kbr.filter(f, o).weights)), in_axes=(None, 0)))
+    batched = jax.jit(
+        jax.vmap(lambda f, o: kbr.mean(f.belief(kbr.filter(f, o).weights)), in_axes=(None, 0))
+    )
     exact = fit(states, observations, None)
 
     milliseconds = {
-        "scipy, dense": reporting.milliseconds(lambda: scipy_filter(states, observations, tests[0][1][:few]), 3) / few,
+        "scipy, dense": reporting.milliseconds(
+            lambda: scipy_filter(states, observations, tests[0][1][:few]), 3
+        )
+        / few,
         "kbr_jax, dense": reporting.milliseconds(lambda: run(exact, seen[0, :few]), 3) / few,
         "kbr_jax, rank 100": reporting.milliseconds(lambda: run(low, seen[0])) / STEPS,
-        "kbr_jax, rank 100, batch of 64 (per sequence)": reporting.milliseconds(lambda: batched(low, seen), 3)
+        "kbr_jax, rank 100, batch of 64 (per sequence)": reporting.milliseconds(
+            lambda: batched(low, seen), 3
+        )
         / STEPS
         / BATCH,
     }
@@ -97,7 +104,10 @@ def main() -> None:
         "batch over one": milliseconds["kbr_jax, rank 100"]
         / milliseconds["kbr_jax, rank 100, batch of 64 (per sequence)"],
         "first call, fit and compile included, seconds": first_call,
-        "mean squared error": {"scipy, dense": error(reference), "kbr_jax, rank 100": error(estimates)},
+        "mean squared error": {
+            "scipy, dense": error(reference),
+            "kbr_jax, rank 100": error(estimates),
+        },
         "largest difference of dense estimates": float(
             np.abs(np.asarray(run(exact, seen[0, :few])) - reference[:few]).max()
         ),
@@ -105,7 +115,9 @@ def main() -> None:
     rows = [[name, f"{value:.2f}", f"{peer / value:.1f}"] for name, value in milliseconds.items()]
     print(reporting.table([f"step at n = {SAMPLE}, float64", "ms", "times faster"], rows))
     print(f"first call {first_call:.1f} s; MSE {results['mean squared error']}")
-    print(f"largest difference of dense estimates {results['largest difference of dense estimates']:.1e}")
+    print(
+        f"largest difference of dense estimates {results['largest difference of dense estimates']:.1e}"
+    )
     print(reporting.save("filter_speed", COMMAND, results))
 
 

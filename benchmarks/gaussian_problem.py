@@ -32,7 +32,9 @@ class GaussianProblem(NamedTuple):
 
     def posterior_mean(self, y: np.ndarray) -> np.ndarray:
         """Exact, one row for each y."""
-        gain = np.linalg.solve(self.slope @ self.prior @ self.slope.T + self.noise, self.slope @ self.prior).T
+        gain = np.linalg.solve(
+            self.slope @ self.prior @ self.slope.T + self.noise, self.slope @ self.prior
+        ).T
         return (y - 1) @ gain.T
 
 

@@ -33,12 +33,19 @@ def losses() -> dict[str, tuple[Callable, tuple]]:
     """Functions of parameters and landmarks' rank, by name."""
     x, y, held_x, held_y = data(STEPS)
     states, seen = x[: STATES + 1], y[:STATES]
-    long_states, long_seen = (jnp.asarray(part) for part in simulate("b", LONG, np.random.default_rng(3)))
+    long_states, long_seen = (
+        jnp.asarray(part) for part in simulate("b", LONG, np.random.default_rng(3))
+    )
 
     def model(p, rank):
         kernels = kbr.Gaussian(p["h"]), kbr.Gaussian(p["c"])
         return kbr.fit_conditional(
-            *kernels, x[:PAIRS], y[:PAIRS], regularizer=p["epsilon"], landmarks_x=rank, landmarks_y=rank
+            *kernels,
+            x[:PAIRS],
+            y[:PAIRS],
+            regularizer=p["epsilon"],
+            landmarks_x=rank,
+            landmarks_y=rank,
         )
 
     def tracker(p, rank):
@@ -56,7 +63,9 @@ def losses() -> dict[str, tuple[Callable, tuple]]:
         return kbr.leave_out_loss(model(p, rank), kernel=kbr.Linear())
 
     def marginal(p, rank):
-        return kbr.marginal_loss(model(p, rank), held_x, held_y, regularizer=p["delta"], kernel=kbr.Gaussian(1.0))
+        return kbr.marginal_loss(
+            model(p, rank), held_x, held_y, regularizer=p["delta"], kernel=kbr.Gaussian(1.0)
+        )
 
     def tracking(p, rank):
         return kbr.filter_loss(tracker(p, rank), held_x, held_y)
@@ -64,7 +73,12 @@ def losses() -> dict[str, tuple[Callable, tuple]]:
     def long(p, rank, segment=None):
         return kbr.filter_loss(tracker(p, rank), long_states, long_seen, segment=segment)
 
-    names = {"regression": regression, "leave one out": leave_one_out, "Bayes, marginal": marginal, "filter": tracking}
+    names = {
+        "regression": regression,
+        "leave one out": leave_one_out,
+        "Bayes, marginal": marginal,
+        "filter": tracking,
+    }
     found: dict[str, tuple[Callable, tuple]] = {}
     for name, loss in names.items():
         n = STATES if name == "filter" else PAIRS
@@ -97,7 +111,9 @@ def main() -> None:
     results = {}
     for name, (loss, options) in losses().items():
         results[name] = measure(loss, options)
-        print(name, {key: float(f"{value:.3g}") for key, value in results[name].items()}, flush=True)
+        print(
+            name, {key: float(f"{value:.3g}") for key, value in results[name].items()}, flush=True
+        )
     print(reporting.save("gradient_cost", COMMAND, results))
 
 

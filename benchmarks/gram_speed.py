@@ -56,7 +56,12 @@ def keops(x, v) -> tuple[Callable[[], Any], Callable[[], Any]] | None:
     ones = np.ones_like(v)
     # A gradient is reduced over the index that its variable has not.
     slopes = [
-        Genred(f"Grad({formula}, {name}, E)", [*variables, f"E = Vi({k})"], reduction_op="Sum", axis=axis)
+        Genred(
+            f"Grad({formula}, {name}, E)",
+            [*variables, f"E = Vi({k})"],
+            reduction_op="Sum",
+            axis=axis,
+        )
         for name, axis in (("X", 1), ("Y", 0), ("V", 0))
     ]
     return (
@@ -88,17 +93,19 @@ def products(n: int, columns: int, dtype: str) -> tuple[dict[str, float], dict[s
     kernel, points, values = kbr.Gaussian(BANDWIDTH), jnp.asarray(x), jnp.asarray(v)
 
     def loss(x, y, v):
-        return jnp.sum(kbr.gram_product(kernel, x, y, v))
+        return jnp.sum(kbr.gram_matvec(kernel, x, y, v))
 
     arguments = (points, points, values)
     programs = {
-        "product": jax.jit(lambda x, y, v: kbr.gram_product(kernel, x, y, v)).lower(*arguments).compile(),
+        "product": jax.jit(lambda x, y, v: kbr.gram_matvec(kernel, x, y, v))
+        .lower(*arguments)
+        .compile(),
         "gradient": jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(*arguments).compile(),
     }
     few, peers = keops(x[:100], v[:100]), keops(x, v)
     if few is not None:
         few[1]()  # KeOps compiles a formula when it meets it
-        small = kbr.gram_product(kernel, points[:100], points[:100], values[:100])
+        small = kbr.gram_matvec(kernel, points[:100], points[:100], values[:100])
         difference = np.abs(np.asarray(small) - few[0]()).max()
         assert difference < (1e-3 if dtype == "float32" else 1e-8) * np.sqrt(n), difference
     times, memory = {}, {}
@@ -119,7 +126,12 @@ def main() -> None:
     for dtype in DTYPES:
         times = matrices(n_gram, dtype)
         results[f"gram, n = {n_gram}, {dtype}, ms"] = times
-        rows.append([f"gram, n = {n_gram}, {dtype}", *(f"{name} {value:.0f}" for name, value in times.items())])
+        rows.append(
+            [
+                f"gram, n = {n_gram}, {dtype}",
+                *(f"{name} {value:.0f}" for name, value in times.items()),
+            ]
+        )
         for columns in COLUMNS:
             times, memory = products(n_product, columns, dtype)
             name = f"n = {n_product}, {columns} columns, {dtype}"
@@ -127,13 +139,20 @@ def main() -> None:
             rows += [
                 [
                     f"{part}, {name}",
-                    *(f"{who.split(', ')[1]} {ms:.0f}" for who, ms in times.items() if who.startswith(part)),
+                    *(
+                        f"{who.split(', ')[1]} {ms:.0f}"
+                        for who, ms in times.items()
+                        if who.startswith(part)
+                    ),
                 ]
                 for part in ("product", "gradient")
             ]
     width = max(map(len, rows))
     print(
-        reporting.table(["milliseconds", *("" for _ in range(width - 1))], [r + [""] * (width - len(r)) for r in rows])
+        reporting.table(
+            ["milliseconds", *("" for _ in range(width - 1))],
+            [r + [""] * (width - len(r)) for r in rows],
+        )
     )
     print(reporting.save("gram_speed", COMMAND, results))
 

@@ -25,7 +25,9 @@ SETS, SET_SIZE = 100, 1000
 BLOCKS = (1000, 4000)
 
 
-def squared_distance(kernel: kbr.Gaussian, chosen: jax.Array, mean: jax.Array, index: np.ndarray) -> float:
+def squared_distance(
+    kernel: kbr.Gaussian, chosen: jax.Array, mean: jax.Array, index: np.ndarray
+) -> float:
     """|mu - mu_chosen|^2 less the norm of mu, the same for all."""
     return float(np.mean(np.asarray(kbr.gram(kernel, chosen), np.float64))) - 2 * float(
         np.mean(np.asarray(mean, np.float64)[index])
@@ -52,14 +54,19 @@ def coreax_herding(x: jax.Array, unique: bool, block: int) -> Callable[[], np.nd
 def herding(count: int) -> dict[str, Any]:
     x = jax.random.normal(jax.random.key(0), (count, DIMENSIONS)) * jnp.linspace(0.5, 2, DIMENSIONS)
     kernel = kbr.Gaussian(jnp.asarray(BANDWIDTH, jnp.float32))
-    mean = kbr.gram_product(kernel, x, x, jnp.full(count, 1 / count))
+    mean = kbr.gram_matvec(kernel, x, x, jnp.full(count, 1 / count))
     embedding = kbr.embed(kernel, x)
     methods: dict[str, Callable[[], Any]] = {
         "kbr_jax": lambda: kbr.herd(embedding, count=POINTS).index,
-        "the mean embedding alone, kbr_jax": lambda: kbr.gram_product(kernel, x, x, jnp.full(count, 1 / count)),
+        "the mean embedding alone, kbr_jax": lambda: kbr.gram_matvec(
+            kernel, x, x, jnp.full(count, 1 / count)
+        ),
     }
     try:
-        times = {block: reporting.milliseconds(coreax_herding(x[:10_000], False, block), 1) for block in BLOCKS}
+        times = {
+            block: reporting.milliseconds(coreax_herding(x[:10_000], False, block), 1)
+            for block in BLOCKS
+        }
         print("coreax, block sizes at n = 10^4", times, flush=True)
         methods["coreax"] = coreax_herding(x, False, min(times, key=lambda block: times[block]))
     except ImportError:
@@ -71,7 +78,9 @@ def herding(count: int) -> dict[str, Any]:
         index = np.asarray(jax.block_until_ready(method()))
         found[name] = {"seconds": time.perf_counter() - start}
         if "alone" not in name:
-            found[name]["squared distance less |mu|^2"] = squared_distance(kernel, x[index], mean, index)
+            found[name]["squared distance less |mu|^2"] = squared_distance(
+                kernel, x[index], mean, index
+            )
         print(name, found[name], flush=True)
     return found
 
@@ -81,11 +90,20 @@ def set_products() -> dict[str, float]:
     points = jax.random.normal(jax.random.key(1), (SETS, SET_SIZE, DIMENSIONS))
     kernel = kbr.Gaussian(jnp.asarray(BANDWIDTH, jnp.float32))
     flat, ones = points.reshape(-1, DIMENSIONS), jnp.full(SETS * SET_SIZE, 1 / SET_SIZE)
-    sets = kbr.sample_sets(points)
+    sets = kbr.sample_sequence(points)
     times = {
-        "Gram matrix of the sets": reporting.milliseconds(lambda: kbr.set_gram(kernel, sets), 1) / 1e3,
-        "between two sequences": reporting.milliseconds(lambda: kbr.set_gram(kernel, sets, sets), 1) / 1e3,
-        "one blocked product": reporting.milliseconds(lambda: kbr.gram_product(kernel, flat, flat, ones), 1) / 1e3,
+        "Gram matrix of the sets": reporting.milliseconds(
+            lambda: kbr.embedding_gram(kernel, sets), 1
+        )
+        / 1e3,
+        "between two sequences": reporting.milliseconds(
+            lambda: kbr.embedding_gram(kernel, sets, sets), 1
+        )
+        / 1e3,
+        "one blocked product": reporting.milliseconds(
+            lambda: kbr.gram_matvec(kernel, flat, flat, ones), 1
+        )
+        / 1e3,
     }
     print(times, flush=True)
     return times
@@ -93,7 +111,11 @@ def set_products() -> dict[str, float]:
 
 def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else CANDIDATES
-    results = {"candidates": count, "seconds, sets of points": set_products(), "herding": herding(count)}
+    results = {
+        "candidates": count,
+        "seconds, sets of points": set_products(),
+        "herding": herding(count),
+    }
     reporting.save("herding_speed", COMMAND, results)
 
 

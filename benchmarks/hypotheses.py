@@ -45,14 +45,16 @@ def triples(key: jax.Array, strength: float) -> tuple[jax.Array, jax.Array, jax.
 def tests() -> dict[str, tuple[Callable[..., jax.Array], float]]:
     """p-value of each test for a key and a strength of the effect, and a strength at which it should often be found."""
     two = {
-        "two samples, permutations": lambda x, y, key: kbr.two_sample_test(G, x, y, key=key, draws=DRAWS),
+        "two samples, permutations": lambda x, y, key: kbr.two_sample_test(
+            G, x, y, key=key, draws=DRAWS
+        ),
         "two samples, best of 5 kernels": lambda x, y, key: kbr.two_sample_test(
             [kbr.Gaussian(h) for h in (0.1, 0.3, 1.0, 3.0, 10.0)], x, y, key=key, draws=DRAWS
         ),
         "two samples, wild bootstrap": lambda x, y, key: kbr.two_sample_test(
             G, x, y, key=key, draws=DRAWS, null="wild bootstrap"
         ),
-        "two samples, blocks of 5": lambda x, y, key: kbr.two_sample_test_of_blocks(G, x, y, block=5),
+        "two samples, blocks of 5": lambda x, y, key: kbr.block_two_sample_test(G, x, y, block=5),
     }
     one = {
         "independence": lambda x, y, key: kbr.independence_test(G, G, x, y, key=key, draws=DRAWS),
@@ -80,7 +82,9 @@ def tests() -> dict[str, tuple[Callable[..., jax.Array], float]]:
     found |= {"independence given z, n = 200": (bound(triples, conditional), 0.3)}
 
     def local(x, y, z, key):
-        model = kbr.fit_conditional(kbr.Gaussian(0.5), kbr.TensorProduct((G, G)), z, (x, y), regularizer=1e-3)
+        model = kbr.fit_conditional(
+            kbr.Gaussian(0.5), kbr.TensorProduct((G, G)), z, (x, y), regularizer=1e-3
+        )
         return kbr.local_dependence_test(model, jnp.zeros(1), key=key, draws=DRAWS)
 
     return found | {"dependence where z = 0, n = 200": (bound(triples, local), 0.3)}
@@ -92,8 +96,14 @@ def levels() -> dict[str, Any]:
     keys = jax.random.split(jax.random.key(0), REPETITIONS)
     for name, (p_value, strength) in tests().items():
         run = jax.jit(lambda keys, s, p=p_value: jax.lax.map(lambda key: p(key, s), keys))
-        rates = [float(np.mean(np.asarray(run(keys, jnp.asarray(s))) <= LEVEL)) for s in (0.0, strength)]
-        results[name] = {"type I": rates[0], "inside": bool(low <= rates[0] <= high), "power": rates[1]}
+        rates = [
+            float(np.mean(np.asarray(run(keys, jnp.asarray(s))) <= LEVEL)) for s in (0.0, strength)
+        ]
+        results[name] = {
+            "type I": rates[0],
+            "inside": bool(low <= rates[0] <= high),
+            "power": rates[1],
+        }
         print(name, results[name], flush=True)
     return results
 
@@ -106,12 +116,16 @@ def against_hyppo() -> dict[str, Any]:
     hsic, mmd = Hsic(compute_kernel="rbf", gamma=0.5), MMD(compute_kernel="rbf", gamma=0.5)
     problems: dict[str, Any] = {
         "two samples": (
-            lambda x, y, draws: kbr.two_sample_test(G, x, y, key=jax.random.key(1), draws=draws).p_value,
+            lambda x, y, draws: (
+                kbr.two_sample_test(G, x, y, key=jax.random.key(1), draws=draws).p_value
+            ),
             lambda x, y, draws: mmd.test(x, y, reps=draws, auto=False)[1],
             lambda key: two_samples(key, 0.4),
         ),
         "independence": (
-            lambda x, y, draws: kbr.independence_test(G, G, x, y, key=jax.random.key(1), draws=draws).p_value,
+            lambda x, y, draws: (
+                kbr.independence_test(G, G, x, y, key=jax.random.key(1), draws=draws).p_value
+            ),
             lambda x, y, draws: hsic.test(x, y, reps=draws, auto=False)[1],
             lambda key: pairs(key, 0.5),
         ),
@@ -126,7 +140,9 @@ def against_hyppo() -> dict[str, Any]:
         return reporting.milliseconds(lambda: test(x, y, LARGE_DRAWS), 3) / 1e3
 
     def rank_50(x: jax.Array, y: jax.Array, draws: int) -> jax.Array:
-        return kbr.independence_test(G, G, x, y, key=jax.random.key(1), draws=draws, landmarks=50).p_value
+        return kbr.independence_test(
+            G, G, x, y, key=jax.random.key(1), draws=draws, landmarks=50
+        ).p_value
 
     # Before the peer's first call, which leaves threads behind.
     own = {name: seconds(ours, name) for name, (ours, _, _) in problems.items()}
@@ -140,12 +156,21 @@ def against_hyppo() -> dict[str, Any]:
         for key in jax.random.split(jax.random.key(2), POWER_SETS):
             data = make(key)
             arrays = [np.asarray(part, np.float64) for part in data]
-            found.append((float(ours(*data, POWER_DRAWS)) <= LEVEL, theirs(*arrays, POWER_DRAWS) <= LEVEL))
+            found.append(
+                (float(ours(*data, POWER_DRAWS)) <= LEVEL, theirs(*arrays, POWER_DRAWS) <= LEVEL)
+            )
         rates = np.mean(found, axis=0)
         results[name] = {"power": float(rates[0]), "power, hyppo": float(rates[1])}
-        results[name] |= {"seconds": own[name], "seconds, hyppo": peer, "times faster": peer / own[name]}
+        results[name] |= {
+            "seconds": own[name],
+            "seconds, hyppo": peer,
+            "times faster": peer / own[name],
+        }
         if name == "independence":
-            results[name] |= {"seconds, rank 50": low_rank, "times faster, rank 50": peer / low_rank}
+            results[name] |= {
+                "seconds, rank 50": low_rank,
+                "times faster, rank 50": peer / low_rank,
+            }
         print(name, results[name], flush=True)
     return results
 

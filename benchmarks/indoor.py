@@ -7,7 +7,7 @@ users from the public set haiyaoyu/RTT-Indoor-localization-data-set; not part of
 on laps 6, 7 and 9.
 
 Time steps are uneven (.2 to .8 s) and differ between laps, so every lap is put on a grid of whole seconds: the true position
-is interpolated, and the observation summarises what was read in the window of the last w seconds (lower quartile of each
+is interpolated, and the observation summarizes what was read in the window of the last w seconds (lower quartile of each
 range, because reflections only lengthen it; mean of each strength). All methods see the same observations and choose w.
 A transition of the filter is then one second of one lap, whichever lap it comes from (`successors`), never one across laps.
 
@@ -42,7 +42,7 @@ from .indoor_baselines import TEST, TRAINING
 COMMAND = "python -m benchmarks.indoor"
 STEPS, RATE, TRIALS = 10, 0.1, 14
 FILTER_WINDOWS = (4, 8, 16)
-# The Gram matrix of the observations is exact: landmarks few enough to pay would blur 35 m of path to half a metre, and
+# The Gram matrix of the observations is exact: landmarks few enough to pay would blur 35 m of path to half a meter, and
 # with `max_active` Bayes' rule costs only the cube of the active weights. While choosing, every second transition is used.
 CHOOSING = {"stride": 2, "states": 120, "active": 100}
 FINAL = {"stride": 1, "states": 160, "active": 200}
@@ -51,12 +51,29 @@ VARIANTS = {
     "importance, two-inverse": {"form": "importance", "transition": "two-inverse"},
 }
 # Rivals, each with the stride of its training points while choosing; at the end it has all of them.
-METHODS = {"nearest neighbours": (baselines.nearest, 1), "kernel ridge regression": (baselines.ridge, 4)}
+METHODS = {
+    "nearest neighbors": (baselines.nearest, 1),
+    "kernel ridge regression": (baselines.ridge, 4),
+}
 RESTARTS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8)
 WRONG_START = 30  # seconds that a belief on the wrong path has to come back
 # Where the search starts: bandwidths in noise levels (ranges, strengths) and metres (positions); and its steps in logarithms.
-START = {"ranges": 3.0, "strengths": 6.0, "positions": 0.15, "epsilon": 1e-5, "delta": 1e-6, "truncation": 0.05}
-SPREAD = {"ranges": 0.3, "strengths": 0.3, "positions": 0.3, "epsilon": 1.0, "delta": 1.5, "truncation": 0.7}
+START = {
+    "ranges": 3.0,
+    "strengths": 6.0,
+    "positions": 0.15,
+    "epsilon": 1e-5,
+    "delta": 1e-6,
+    "truncation": 0.05,
+}
+SPREAD = {
+    "ranges": 0.3,
+    "strengths": 0.3,
+    "positions": 0.3,
+    "epsilon": 1.0,
+    "delta": 1.5,
+    "truncation": 0.7,
+}
 
 
 class Fold(eqx.Module):
@@ -75,17 +92,28 @@ def make_fold(laps: dict, tests: dict, window: int, stride: int, sizes: tuple[in
     """Transitions of whole seconds within each training lap, and the laps to track, padded to `sizes` (n, T)."""
     scale = baselines.fit_scale(list(laps.values()), window)
     pieces = [
-        (lap.position[:-1:stride], baselines.features(lap, window, scale)[:-1:stride], lap.position[1::stride])
+        (
+            lap.position[:-1:stride],
+            baselines.features(lap, window, scale)[:-1:stride],
+            lap.position[1::stride],
+        )
         for lap in laps.values()
     ]
-    states, observations, successors = (np.concatenate(piece) for piece in zip(*pieces, strict=True))
+    states, observations, successors = (
+        np.concatenate(piece) for piece in zip(*pieces, strict=True)
+    )
     n, longest = sizes
     return Fold(
         baselines.pad(states, n),
         baselines.pad(observations, n),
         baselines.pad(successors, n),
         np.arange(n) < len(states),
-        np.stack([baselines.pad(baselines.features(lap, window, scale), longest) for lap in tests.values()]),
+        np.stack(
+            [
+                baselines.pad(baselines.features(lap, window, scale), longest)
+                for lap in tests.values()
+            ]
+        ),
         np.stack([baselines.pad(lap.position, longest) for lap in tests.values()]),
         np.stack([np.arange(longest) < len(lap.position) for lap in tests.values()]),
     )
@@ -96,7 +124,10 @@ def make_folds(laps: dict, window: int) -> Fold:
     stride = CHOOSING["stride"]
     longest = max(len(lap.position) for lap in laps.values())
     splits = [
-        ({k: v for k, v in laps.items() if k[0] != number}, {k: v for k, v in laps.items() if k[0] == number})
+        (
+            {k: v for k, v in laps.items() if k[0] != number},
+            {k: v for k, v in laps.items() if k[0] == number},
+        )
         for number in TRAINING
     ]
     n = max(sum(len(lap.position[:-1:stride]) for lap in others.values()) for others, _ in splits)
@@ -105,7 +136,12 @@ def make_folds(laps: dict, window: int) -> Fold:
 
 
 def track(
-    parameters: dict, fold: Fold, options: dict, variant: dict, restart: Any = 0.0, first: Any = None
+    parameters: dict,
+    fold: Fold,
+    options: dict,
+    variant: dict,
+    restart: Any = 0.0,
+    first: Any = None,
 ) -> jax.Array:
     """Estimates `[L, T, 2]`: weighted means of the positions under the belief.
 
@@ -113,7 +149,9 @@ def track(
     by `max_active`.
     """
     value = jax.tree.map(jnp.exp, parameters)
-    bandwidths = jnp.repeat(jnp.stack([value["ranges"], value["strengths"]]), baselines.ACCESS_POINTS)
+    bandwidths = jnp.repeat(
+        jnp.stack([value["ranges"], value["strengths"]]), baselines.ACCESS_POINTS
+    )
     filt = kbr.KernelBayesFilter.fit(
         kbr.Gaussian(value["positions"]),
         kbr.Gaussian(bandwidths),
@@ -161,28 +199,34 @@ def adapt(laps: dict, window: int, variant: str, start: dict) -> tuple[float, di
     """Adam on the error of one left-out lap number after the other, in log space: mean error of all five, parameters."""
     folds = make_folds(laps, window)
     gradient, score = programs(variant)
-    optimiser = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(optax.cosine_decay_schedule(RATE, STEPS, 0.2)))
+    optimizer = optax.chain(
+        optax.clip_by_global_norm(1.0), optax.adam(optax.cosine_decay_schedule(RATE, STEPS, 0.2))
+    )
     parameters: Any = {name: jnp.asarray(value) for name, value in start.items()}
-    memory = optimiser.init(parameters)
+    memory = optimizer.init(parameters)
     best = (float(score(parameters, folds)), parameters)
     for step in range(STEPS):
         one = jax.tree.map(operator.itemgetter(step % len(TRAINING)), folds)
         error, slope = gradient(parameters, one)
         if not all(np.isfinite(leaf) for leaf in jax.tree.leaves((error, slope))):
             break
-        updates, memory = optimiser.update(slope, memory)
+        updates, memory = optimizer.update(slope, memory)
         parameters = optax.apply_updates(parameters, updates)
     last = float(score(parameters, folds))
     return (last, parameters) if last < best[0] else best
 
 
-def search(laps: dict, window: int, variant: str, start: dict, trials: int, seed: int) -> tuple[float, dict]:
+def search(
+    laps: dict, window: int, variant: str, start: dict, trials: int, seed: int
+) -> tuple[float, dict]:
     """Random steps in log space from the best parameters so far: their mean error on the five folds, and they."""
     folds, (_, score) = make_folds(laps, window), programs(variant)
     rng, best = np.random.default_rng(seed), start
     least = float(score({name: jnp.asarray(value) for name, value in start.items()}, folds))
     for _ in range(trials):
-        tried = {name: jnp.asarray(value + SPREAD[name] * rng.normal()) for name, value in best.items()}
+        tried = {
+            name: jnp.asarray(value + SPREAD[name] * rng.normal()) for name, value in best.items()
+        }
         now = float(score(tried, folds))
         if now < least:
             least, best = now, tried
@@ -195,7 +239,9 @@ def choose_filter(laps: dict) -> dict[str, Any]:
 
     def note(window, variant, how, score, parameters):
         values = {name: float(np.exp(value)) for name, value in parameters.items()}
-        tried.append({"window": window, "variant": variant, "by": how, "score": score, "parameters": values})
+        tried.append(
+            {"window": window, "variant": variant, "by": how, "score": score, "parameters": values}
+        )
         shown = ", ".join(f"{name} {value:.3g}" for name, value in values.items())
         print(f"filter {variant}, {window} s, {how}: {score:.4f} m ({shown})", flush=True)
 
@@ -203,7 +249,10 @@ def choose_filter(laps: dict) -> dict[str, Any]:
         score, start = search(laps, window, "(b), shift", start, TRIALS, window)
         note(window, "(b), shift", "random search", score, start)
     best = min(tried, key=lambda t: t["score"])
-    window, start = best["window"], {name: float(np.log(value)) for name, value in best["parameters"].items()}
+    window, start = (
+        best["window"],
+        {name: float(np.log(value)) for name, value in best["parameters"].items()},
+    )
     note(window, "(b), shift", "Adam", *adapt(laps, window, "(b), shift", start))
     variant = "importance, two-inverse"
     note(window, variant, "random search", *search(laps, window, variant, start, TRIALS // 2, 0))
@@ -221,7 +270,9 @@ def choose_restart(laps: dict, chosen: dict[str, Any]) -> dict[str, Any]:
             wrong = fold.queries[::-1, 0]  # the other user's
             means = []
             for first, skipped in ((None, 0), (wrong, WRONG_START)):
-                estimates = track(parameters, fold, CHOOSING, VARIANTS[chosen["variant"]], restart, first)
+                estimates = track(
+                    parameters, fold, CHOOSING, VARIANTS[chosen["variant"]], restart, first
+                )
                 errors = jnp.linalg.norm(estimates - fold.truth, axis=-1)[:, skipped:]
                 counted = fold.valid[:, skipped:]
                 means.append(jnp.sum(jnp.where(counted, errors, 0)) / jnp.sum(counted))
@@ -233,7 +284,9 @@ def choose_restart(laps: dict, chosen: dict[str, Any]) -> dict[str, Any]:
     for restart in RESTARTS:
         right, wrong = map(float, score(restart))
         rows.append({"restart below": restart, "score": right, "after a wrong start": wrong})
-        print(f"restart below {restart}: {right:.4f} m, after a wrong start {wrong:.4f} m", flush=True)
+        print(
+            f"restart below {restart}: {right:.4f} m, after a wrong start {wrong:.4f} m", flush=True
+        )
     best = min(rows, key=lambda row: row["score"] + row["after a wrong start"])
     return {**chosen, **best, "restarts tried": rows}
 
@@ -246,7 +299,9 @@ def apply_filter(chosen: dict[str, Any], laps: dict, tests: dict) -> dict:
     fold = jax.tree.map(jnp.asarray, make_fold(laps, tests, chosen["window"], stride, (n, longest)))
     parameters = {name: jnp.log(value) for name, value in chosen["parameters"].items()}
     restart = chosen["restart below"]
-    estimates = jax.jit(lambda p, f: track(p, f, FINAL, VARIANTS[chosen["variant"]], restart))(parameters, fold)
+    estimates = jax.jit(lambda p, f: track(p, f, FINAL, VARIANTS[chosen["variant"]], restart))(
+        parameters, fold
+    )
     return {
         key: np.asarray(estimate)[: len(lap.position)]
         for (key, lap), estimate in zip(tests.items(), estimates, strict=True)
@@ -283,7 +338,7 @@ def draw(tests: dict, estimates: dict, errors: dict) -> None:
     """True and estimated path along both axes on one test lap, and the distribution of errors over all of them."""
     from matplotlib.figure import Figure
 
-    shown = ["kernel Bayes filter", "nearest neighbours"]
+    shown = ["kernel Bayes filter", "nearest neighbors"]
     key = next(iter(tests))
     figure = Figure(figsize=(11, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -295,7 +350,13 @@ def draw(tests: dict, estimates: dict, errors: dict) -> None:
     for name, by_lap in errors.items():
         values = np.sort(np.concatenate(list(by_lap.values())))
         right.plot(values, (np.arange(len(values)) + 1) / len(values), label=name)
-    right.set(title="all test laps", xlabel="error in metres", ylabel="share of seconds", xlim=(0, 1.5), ylim=(0, 1))
+    right.set(
+        title="all test laps",
+        xlabel="error in metres",
+        ylabel="share of seconds",
+        xlim=(0, 1.5),
+        ylim=(0, 1),
+    )
     right.legend(fontsize=8, loc="lower right")
     reporting.RESULTS.mkdir(exist_ok=True)
     figure.savefig(reporting.RESULTS / "indoor.png", dpi=130)
@@ -303,7 +364,9 @@ def draw(tests: dict, estimates: dict, errors: dict) -> None:
 
 def main() -> None:
     if not baselines.data_path().exists():
-        print(f"No {baselines.data_path()}: set KBR_DATA to the folder of indoor_canteen.npz. Nothing was run.")
+        print(
+            f"No {baselines.data_path()}: set KBR_DATA to the folder of indoor_canteen.npz. Nothing was run."
+        )
         return
     jax.config.update("jax_enable_x64", True)
     began = time.perf_counter()
@@ -312,18 +375,37 @@ def main() -> None:
     tests = baselines.read_laps(TEST)  # not before everything is chosen
     estimates = estimate(chosen, laps, tests)
     errors = {name: baselines.errors(estimate, tests) for name, estimate in estimates.items()}
-    methods = baselines.summarise(chosen, errors)
+    methods = baselines.summarize(chosen, errors)
     rows = [
-        [name, f"{m['choice']['score']:.3f}", m["choice"]["window"], *(f"{m['all'][k]:.3f}" for k in m["all"])]
+        [
+            name,
+            f"{m['choice']['score']:.3f}",
+            m["choice"]["window"],
+            *(f"{m['all'][k]:.3f}" for k in m["all"]),
+        ]
         for name, m in methods.items()
     ]
-    header = ["position error in metres", "mean, left-out laps", "window in s", "median", "mean", "90 %"]
+    header = [
+        "position error in metres",
+        "mean, left-out laps",
+        "window in s",
+        "median",
+        "mean",
+        "90 %",
+    ]
     print(reporting.table(header, rows))
     cells = [key for key in next(iter(methods.values())) if key.startswith("lap")]
-    rows = [[n, *(f"{m[cell]['median']:.2f} / {m[cell]['mean']:.2f}" for cell in cells)] for n, m in methods.items()]
+    rows = [
+        [n, *(f"{m[cell]['median']:.2f} / {m[cell]['mean']:.2f}" for cell in cells)]
+        for n, m in methods.items()
+    ]
     print(reporting.table(["median / mean", *cells], rows))
     draw(tests, estimates, errors)
-    results = {"seconds": round(time.perf_counter() - began), "training laps": list(TRAINING), "methods": methods}
+    results = {
+        "seconds": round(time.perf_counter() - began),
+        "training laps": list(TRAINING),
+        "methods": methods,
+    }
     print(reporting.save("indoor", COMMAND, results))
 
 

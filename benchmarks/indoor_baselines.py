@@ -1,4 +1,4 @@
-"""The canteen laps as positions and windows of readings; nearest neighbours, kernel ridge and Kalman filters on them."""
+"""The canteen laps as positions and windows of readings; nearest neighbors, kernel ridge and Kalman filters on them."""
 
 import itertools
 import os
@@ -39,7 +39,12 @@ def read_laps(numbers: tuple[int, ...]) -> dict[tuple[int, int], Lap]:
     """The given laps of all users who walked them."""
     with np.load(data_path()) as data:
         return {
-            (lap, user): _on_grid(*(data[f"lap{lap}_user{user}/{name}"] for name in ("time", "position", "rtt", "rss")))
+            (lap, user): _on_grid(
+                *(
+                    data[f"lap{lap}_user{user}/{name}"]
+                    for name in ("time", "position", "rtt", "rss")
+                )
+            )
             for lap, user in itertools.product(numbers, USERS)
             if f"lap{lap}_user{user}/time" in data
         }
@@ -57,7 +62,9 @@ def _on_grid(time: np.ndarray, position: np.ndarray, rtt: np.ndarray, rss: np.nd
         rows = []
         for now in grid:
             inside = (time > now - window) & (time <= now)
-            ranges = (_summary(channel[inside], lambda x: np.quantile(x, 0.25)) for channel in rtt.T)
+            ranges = (
+                _summary(channel[inside], lambda x: np.quantile(x, 0.25)) for channel in rtt.T
+            )
             strengths = (_summary(channel[inside], np.mean) for channel in rss.T)
             rows.append([*ranges, *strengths])
         readings[window] = np.asarray(rows)
@@ -78,7 +85,9 @@ def fit_scale(laps: list[Lap], window: int) -> Scale:
     readings = np.concatenate([lap.readings[window] for lap in laps])
     position = np.concatenate([lap.position for lap in laps])
     ranges, strengths = readings[:, :ACCESS_POINTS], readings[:, ACCESS_POINTS:]
-    far = np.concatenate([np.nanpercentile(ranges, 99, axis=0), np.nanpercentile(strengths, 1, axis=0)])
+    far = np.concatenate(
+        [np.nanpercentile(ranges, 99, axis=0), np.nanpercentile(strengths, 1, axis=0)]
+    )
     filled = _fill(readings, far)
     chosen = np.arange(0, len(position), 5)
     near = np.argpartition(squared_distances(position[chosen], position), 20, axis=1)[:, :20]
@@ -113,8 +122,10 @@ def split(laps: dict[tuple[int, int], Lap], window: int, tests: dict[tuple[int, 
     return x, y, {key: features(lap, window, scale) for key, lap in tests.items()}
 
 
-def nearest(x: np.ndarray, y: np.ndarray, queries: dict, weight: float, tried: Any = None) -> dict[tuple, dict]:
-    """Estimates of k-nearest neighbours for every k: mean position of the k most similar training readings."""
+def nearest(
+    x: np.ndarray, y: np.ndarray, queries: dict, weight: float, tried: Any = None
+) -> dict[tuple, dict]:
+    """Estimates of k-nearest neighbors for every k: mean position of the k most similar training readings."""
     estimates: dict[tuple, dict] = {(k,): {} for (k,) in tried or itertools.product(NEAREST)}
     for key, query in queries.items():
         order = np.argsort(squared_distances(weigh(query, weight), weigh(x, weight)), axis=1)
@@ -123,12 +134,17 @@ def nearest(x: np.ndarray, y: np.ndarray, queries: dict, weight: float, tried: A
     return estimates
 
 
-def ridge(x: np.ndarray, y: np.ndarray, queries: dict, weight: float, tried: Any = None) -> dict[tuple, dict]:
+def ridge(
+    x: np.ndarray, y: np.ndarray, queries: dict, weight: float, tried: Any = None
+) -> dict[tuple, dict]:
     """Estimates of kernel ridge regression (Gaussian kernel) for every bandwidth and ridge."""
     estimates, mean, n = {}, y.mean(0), len(y)
     tried = tried or list(itertools.product(BANDWIDTHS, RIDGES))
     squares = squared_distances(weigh(x, weight), weigh(x, weight))
-    crosses = {key: squared_distances(weigh(query, weight), weigh(x, weight)) for key, query in queries.items()}
+    crosses = {
+        key: squared_distances(weigh(query, weight), weigh(x, weight))
+        for key, query in queries.items()
+    }
     for bandwidth in sorted({scale for scale, _ in tried}):
         gram = np.exp(-squares / (2 * bandwidth**2))
         rows = {key: np.exp(-cross / (2 * bandwidth**2)) for key, cross in crosses.items()}
@@ -159,7 +175,10 @@ def kalman(measured: np.ndarray, agility: float) -> np.ndarray:
 
 def errors(estimates: dict, laps: dict) -> dict[tuple[int, int], np.ndarray]:
     """Distance to the true position in metres, by lap."""
-    return {key: np.linalg.norm(estimate - laps[key].position, axis=1) for key, estimate in estimates.items()}
+    return {
+        key: np.linalg.norm(estimate - laps[key].position, axis=1)
+        for key, estimate in estimates.items()
+    }
 
 
 def mean_error(estimates: dict, laps: dict) -> float:
@@ -178,7 +197,13 @@ def select(method: Any, laps: dict, window: int, stride: int) -> list[dict[str, 
             for parameters, estimates in method(x[::stride], y[::stride], queries, weight).items():
                 merged.setdefault(parameters, {}).update(estimates)
         candidates += [
-            {"window": window, "weight": weight, "parameters": p, "score": mean_error(e, laps), "estimates": e}
+            {
+                "window": window,
+                "weight": weight,
+                "parameters": p,
+                "score": mean_error(e, laps),
+                "estimates": e,
+            }
             for p, e in merged.items()
         ]
     return candidates
@@ -188,9 +213,13 @@ def select_kalman(candidates: list[dict[str, Any]], laps: dict) -> dict[str, Any
     """The best Kalman filter on top of the best few measurements of every window."""
     tried = []
     for window in WINDOWS:
-        best = sorted((c for c in candidates if c["window"] == window), key=lambda c: c["score"])[:3]
+        best = sorted((c for c in candidates if c["window"] == window), key=lambda c: c["score"])[
+            :3
+        ]
         for candidate, agility in itertools.product(best, AGILITIES):
-            smooth = {key: kalman(measured, agility) for key, measured in candidate["estimates"].items()}
+            smooth = {
+                key: kalman(measured, agility) for key, measured in candidate["estimates"].items()
+            }
             score = mean_error(smooth, laps)
             tried.append({**candidate, "agility": agility, "score": score, "estimates": smooth})
     return min(tried, key=lambda c: c["score"])
@@ -199,9 +228,13 @@ def select_kalman(candidates: list[dict[str, Any]], laps: dict) -> dict[str, Any
 def apply(method: Any, chosen: dict[str, Any], laps: dict, tests: dict) -> dict:
     """Estimates on test laps of a chosen candidate, fitted to all training laps."""
     x, y, queries = split(laps, chosen["window"], tests)
-    estimates = method(x, y, queries, chosen["weight"], [chosen["parameters"]])[chosen["parameters"]]
+    estimates = method(x, y, queries, chosen["weight"], [chosen["parameters"]])[
+        chosen["parameters"]
+    ]
     if "agility" in chosen:
-        estimates = {key: kalman(measured, chosen["agility"]) for key, measured in estimates.items()}
+        estimates = {
+            key: kalman(measured, chosen["agility"]) for key, measured in estimates.items()
+        }
     return estimates
 
 
@@ -211,7 +244,7 @@ def summary(errors: np.ndarray) -> dict[str, float]:
     return {"median": float(median), "mean": float(np.mean(errors)), "90 %": float(worst)}
 
 
-def summarise(chosen: dict, errors: dict[str, dict]) -> dict[str, Any]:
+def summarize(chosen: dict, errors: dict[str, dict]) -> dict[str, Any]:
     """Errors of every method on all test laps and each, its choice and what that scored on the training laps."""
     methods = {}
     for name, by_lap in errors.items():

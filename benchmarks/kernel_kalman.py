@@ -33,7 +33,9 @@ from .smoothing import CANDIDATES, filtered, fit, paired
 COMMAND = "python -m benchmarks.kernel_kalman"
 REPETITIONS, SIZES, STATE_RANK, OBSERVATION_RANK = 4, (200, 400), 60, 40
 # Bandwidths of states and observations in medians, lambda, kappa, and whether R is the residuals' covariance.
-RULES = np.asarray(list(itertools.product((0.5, 1.0, 2.0), (1.0, 2.0), (1e-4, 1e-2), (1e-3, 1e-1), (0.0, 1.0))))
+RULES = np.asarray(
+    list(itertools.product((0.5, 1.0, 2.0), (1.0, 2.0), (1e-4, 1e-2), (1e-3, 1e-1), (0.0, 1.0)))
+)
 
 
 def kernel_kalman(states, observations, tests, parameters, stretch):
@@ -49,8 +51,8 @@ def kernel_kalman(states, observations, tests, parameters, stretch):
         landmarks_x=STATE_RANK,
         landmarks_y=OBSERVATION_RANK,
     )
-    phi, psi = model.features_x.codes, model.features_y.codes
-    after, count = model.features_x.encode(states[1:]), states.shape[0] - 1
+    phi, psi = model.features_x.matrix, model.features_y.matrix
+    after, count = model.features_x.coordinates(states[1:]), states.shape[0] - 1
 
     def operator(targets):
         """Ridge regression of the targets on the features, and the covariance of its residuals."""
@@ -70,7 +72,7 @@ def kernel_kalman(states, observations, tests, parameters, stretch):
         return (f @ mean, f @ covariance @ f.T + v), readout @ mean
 
     start = phi.mean(0), jnp.cov(phi.T)
-    return jax.lax.scan(step, start, model.features_y.encode(tests))[1]
+    return jax.lax.scan(step, start, model.features_y.coordinates(tests))[1]
 
 
 @eqx.filter_jit
@@ -95,7 +97,9 @@ def choose(states, observations, rule):
     half = len(states) // 2
     parts = slice(0, half), slice(half, 2 * half)
     errors = [
-        squared_errors(validated(states[a], observations[a], observations[b], rule), states[b], BURN_IN // 2)
+        squared_errors(
+            validated(states[a], observations[a], observations[b], rule), states[b], BURN_IN // 2
+        )
         for a, b in (parts, parts[::-1])
     ]
     return (RULES if rule else CANDIDATES)[np.argmin(errors[0] + errors[1])]
@@ -112,7 +116,9 @@ def repetition(system, size, seed):
         "kernel Bayes filter": filtered(*data, chosen[0]),
         "kernel Kalman rule": final(*data, chosen[1]),
     }
-    return {name: float(squared_errors(value, truth, BURN_IN)) for name, value in estimates.items()}, chosen
+    return {
+        name: float(squared_errors(value, truth, BURN_IN)) for name, value in estimates.items()
+    }, chosen
 
 
 def milliseconds_a_step(states, observations, tests, chosen):
@@ -120,11 +126,15 @@ def milliseconds_a_step(states, observations, tests, chosen):
 
     def run(function, parameters):
         whole = reporting.milliseconds(lambda: function(states, observations, tests, parameters))
-        return (whole - reporting.milliseconds(lambda: function(states, observations, tests[:1], parameters))) / (
-            TEST - 1
-        )
+        return (
+            whole
+            - reporting.milliseconds(lambda: function(states, observations, tests[:1], parameters))
+        ) / (TEST - 1)
 
-    return {"kernel Bayes filter": run(filtered, chosen[0]), "kernel Kalman rule": run(final, chosen[1])}
+    return {
+        "kernel Bayes filter": run(filtered, chosen[0]),
+        "kernel Kalman rule": run(final, chosen[1]),
+    }
 
 
 def main() -> None:
@@ -142,18 +152,31 @@ def main() -> None:
             tests = simulate(system, TEST, np.random.default_rng(1))[1]
             results[f"({system}) T = {size}"] = {
                 "repetitions": count,
-                "to optimal": {name: paired(errors, next(iter(columns.values()))) for name, errors in columns.items()},
-                "rule to filter": paired(columns["kernel Kalman rule"], columns["kernel Bayes filter"]),
+                "to optimal": {
+                    name: paired(errors, next(iter(columns.values())))
+                    for name, errors in columns.items()
+                },
+                "rule to filter": paired(
+                    columns["kernel Kalman rule"], columns["kernel Bayes filter"]
+                ),
                 "milliseconds a step": milliseconds_a_step(states, observations, tests, chosen),
             }
             reporting.save("kernel_kalman", COMMAND, results)
     cells = results.values()
     rows = [
-        [name, *(f"{c['to optimal'][name]['ratio']:.3f} ± {c['to optimal'][name]['ratio_se']:.3f}" for c in cells)]
+        [
+            name,
+            *(
+                f"{c['to optimal'][name]['ratio']:.3f} ± {c['to optimal'][name]['ratio_se']:.3f}"
+                for c in cells
+            ),
+        ]
         for name in next(iter(cells))["to optimal"]
     ]
     for name in ("kernel Bayes filter", "kernel Kalman rule"):
-        rows.append([f"{name}, ms a step", *(f"{c['milliseconds a step'][name]:.3f}" for c in cells)])
+        rows.append(
+            [f"{name}, ms a step", *(f"{c['milliseconds a step'][name]:.3f}" for c in cells)]
+        )
     print(reporting.table(["mean squared error / optimal", *results], rows))
 
 

@@ -52,10 +52,15 @@ def methods(x: np.ndarray) -> dict:
         "NumPy, greedy": lambda: kbr.given_landmarks(points[numpy_greedy(x)]),
         "kbr_jax, greedy": lambda: kbr.greedy_landmarks(kernel, points, rank=RANK, block=1),
         "kbr_jax, greedy in blocks": lambda: kbr.greedy_landmarks(kernel, points, rank=RANK),
-        "kbr_jax, random by rejection": lambda: kbr.random_landmarks(kernel, points, rank=RANK, key=key),
-        "kbr_jax, k-means++": lambda: kbr.kmeans_landmarks(points, rank=RANK, key=key),
-        "kbr_jax, stream": lambda: kbr.stream_landmarks(
-            kernel, (points[start : start + CHUNK] for start in range(0, POINTS, CHUNK)), rank=RANK, key=key
+        "kbr_jax, random by rejection": lambda: kbr.rpcholesky_landmarks(
+            kernel, points, rank=RANK, key=key
+        ),
+        "kbr_jax, k-means++": lambda: kbr.kmeanspp_landmarks(points, rank=RANK, key=key),
+        "kbr_jax, stream": lambda: kbr.streaming_landmarks(
+            kernel,
+            (points[start : start + CHUNK] for start in range(0, POINTS, CHUNK)),
+            rank=RANK,
+            key=key,
         ),
         "kbr_jax, uniform": lambda: kbr.uniform_landmarks(points, rank=RANK, key=key),
     }
@@ -67,7 +72,9 @@ def main() -> None:
 
     @jax.jit
     def trace(landmarks):
-        return POINTS - jnp.sum(landmark_features(kbr.Gaussian(BANDWIDTH), jnp.asarray(x), landmarks).codes ** 2)
+        return POINTS - jnp.sum(
+            landmark_features(kbr.Gaussian(BANDWIDTH), jnp.asarray(x), landmarks).matrix ** 2
+        )
 
     milliseconds, traces = {}, {}
     for name, choose in methods(x).items():
@@ -77,15 +84,29 @@ def main() -> None:
     if nystroem is not None:
         name = "scikit-learn, Nystroem (fit)"
         milliseconds[name] = reporting.milliseconds(nystroem, REPEATS)
-        traces[name] = float(trace(kbr.given_landmarks(jnp.asarray(nystroem().components_)))) / POINTS
+        traces[name] = (
+            float(trace(kbr.given_landmarks(jnp.asarray(nystroem().components_)))) / POINTS
+        )
 
     peers = ("NumPy, greedy", "kbr_jax, greedy")
-    ratios = {peer: {name: milliseconds[peer] / value for name, value in milliseconds.items()} for peer in peers}
+    ratios = {
+        peer: {name: milliseconds[peer] / value for name, value in milliseconds.items()}
+        for peer in peers
+    }
     rows = [
-        [name, f"{value:.0f}", *(f"{ratios[peer][name]:.1f}" for peer in peers), f"{traces[name]:.4f}"]
+        [
+            name,
+            f"{value:.0f}",
+            *(f"{ratios[peer][name]:.1f}" for peer in peers),
+            f"{traces[name]:.4f}",
+        ]
         for name, value in milliseconds.items()
     ]
-    header = [f"{RANK} of {POINTS} points, float64", "ms", *(f"times faster than {peer}" for peer in peers)]
+    header = [
+        f"{RANK} of {POINTS} points, float64",
+        "ms",
+        *(f"times faster than {peer}" for peer in peers),
+    ]
     print(reporting.table([*header, "residual trace / n"], rows))
     results = {
         "points": POINTS,

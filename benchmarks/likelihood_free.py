@@ -45,7 +45,7 @@ REJECTION, REGRESSION = "rejection ABC", "regression ABC"
 CONDITIONAL, BAYES = "conditional embedding, medians", "kernel Bayes' rule, medians"
 CONDITIONAL_LOO, BAYES_LOO = "conditional embedding", "kernel Bayes' rule"
 CONDITIONAL_LOW, BAYES_LOW = "conditional embedding, rank 100", "kernel Bayes' rule, rank 100"
-#: Curves of the figure: colour and line.
+#: Curves of the figure: color and line.
 CURVES = {
     REJECTION: ("#d55e00", "-"),
     REGRESSION: ("#d55e00", ":"),
@@ -58,7 +58,9 @@ CURVES = {
 }
 
 
-def by_leave_one_out(simulations: kbr.Simulations, h: jax.Array, c: jax.Array) -> tuple[jax.Array, jax.Array]:
+def by_leave_one_out(
+    simulations: kbr.Simulations, h: jax.Array, c: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """Bandwidth of the data and regularizer, of the least leave-one-out error of the mean on the first draws."""
     first = jax.tree.map(lambda leaf: leaf[:SELECTION], simulations)
 
@@ -67,14 +69,21 @@ def by_leave_one_out(simulations: kbr.Simulations, h: jax.Array, c: jax.Array) -
         model = kbr.fit_posterior(kbr.Gaussian(h), kernel, first, regularizer=candidate[1]).model
         return kbr.leave_out_loss(model, kernel=kbr.Linear())
 
-    factors, regularizers = (part.ravel() for part in jnp.meshgrid(jnp.asarray(FACTORS), jnp.asarray(REGULARIZERS)))
+    factors, regularizers = (
+        part.ravel() for part in jnp.meshgrid(jnp.asarray(FACTORS), jnp.asarray(REGULARIZERS))
+    )
     best = jnp.argmin(jax.lax.map(loss, (factors, regularizers)))
     return factors[best] * c, regularizers[best]
 
 
 @partial(jax.jit, static_argnames=("method", "select", "rank"))
 def kernel_means(
-    theta: jax.Array, data: jax.Array, observed: jax.Array, method: Any, select: bool, rank: int | None
+    theta: jax.Array,
+    data: jax.Array,
+    observed: jax.Array,
+    method: Any,
+    select: bool,
+    rank: int | None,
 ) -> jax.Array:
     simulations = kbr.Simulations(theta, data)
     h, c = (kbr.median_heuristic(points[:SELECTION]) for points in (theta, data))
@@ -84,9 +93,14 @@ def kernel_means(
         delta = regularizer**2
     options: dict[str, Any] = {"landmarks_data": rank}
     if method == "bayes":
-        options |= {"posterior_regularizer": delta, "normalise": True, "landmarks_parameters": rank}
+        options |= {"posterior_regularizer": delta, "normalize": True, "landmarks_parameters": rank}
     model = kbr.fit_posterior(
-        kbr.Gaussian(h), kbr.Gaussian(c), simulations, method=method, regularizer=regularizer, **options
+        kbr.Gaussian(h),
+        kbr.Gaussian(c),
+        simulations,
+        method=method,
+        regularizer=regularizer,
+        **options,
     )
     return kbr.mean(model.posterior(observed))
 
@@ -111,7 +125,7 @@ METHODS: tuple[tuple[str, tuple[int, ...], dict[str, Any]], ...] = (
 def by_abc(
     theta: np.ndarray, data: np.ndarray, observed: np.ndarray
 ) -> tuple[dict[tuple[str, int], np.ndarray], dict[tuple[str, int], float]]:
-    """(method, accepted) -> posterior means of the observations, and processor time; the search for neighbours is in each."""
+    """(method, accepted) -> posterior means of the observations, and processor time; the search for neighbors is in each."""
     most = min(max(ACCEPTED), len(data))
 
     def search():
@@ -125,13 +139,17 @@ def by_abc(
     def regression(k):
         means = []
         for y, (index, distances) in zip(observed, found, strict=True):
-            points, weights = abc_baselines.adjusted(theta[index[:k]], data[index[:k]], y, distances[:k])
+            points, weights = abc_baselines.adjusted(
+                theta[index[:k]], data[index[:k]], y, distances[:k]
+            )
             means.append(weights @ points)
         return means
 
     values, times = {}, {}
     for k in (k for k in ACCEPTED if k <= most):
-        values[REJECTION, k], times[REJECTION, k] = timed(lambda k=k: [theta[index[:k]].mean(0) for index, _ in found])
+        values[REJECTION, k], times[REJECTION, k] = timed(
+            lambda k=k: [theta[index[:k]].mean(0) for index, _ in found]
+        )
         if k >= 2 * data.shape[1] + 4:
             values[REGRESSION, k], times[REGRESSION, k] = timed(lambda k=k: regression(k))
     return values, {key: value + searching for key, value in times.items()}
@@ -149,10 +167,14 @@ def run(d: int, seed: int) -> dict[tuple[str, int, int], tuple[float, float]]:
 
     for calls in CALLS:
         values, times = by_abc(theta[:calls], data[:calls], observed)
-        found |= {(name, calls, k): (error(v, truth), times[name, k]) for (name, k), v in values.items()}
+        found |= {
+            (name, calls, k): (error(v, truth), times[name, k]) for (name, k), v in values.items()
+        }
     for name, sizes, options in METHODS:
         for n in sizes:
-            call = partial(kernel_means, *map(jnp.asarray, (theta[:n], data[:n], observed)), **options)
+            call = partial(
+                kernel_means, *map(jnp.asarray, (theta[:n], data[:n], observed)), **options
+            )
             if seed == 0:
                 call()
             value, seconds = timed(call)
@@ -164,10 +186,14 @@ def error(means: np.ndarray, truth: np.ndarray) -> float:
     return float(np.mean((means - truth) ** 2))
 
 
-def summary(runs: list[dict[tuple[str, int, int], tuple[float, float]]]) -> dict[str, list[dict[str, float]]]:
+def summary(
+    runs: list[dict[tuple[str, int, int], tuple[float, float]]],
+) -> dict[str, list[dict[str, float]]]:
     """For each method and number of calls the error and its standard error; for ABC at the best number of accepted draws."""
     found: dict[str, list[dict[str, float]]] = {name: [] for name in CURVES}
-    for name, calls in sorted({(name, calls) for name, calls, _ in runs[0]}, key=lambda pair: pair[1]):
+    for name, calls in sorted(
+        {(name, calls) for name, calls, _ in runs[0]}, key=lambda pair: pair[1]
+    ):
         best: dict[str, Any] = {}
         for key in [key for key in runs[0] if key[:2] == (name, calls)]:
             errors = np.array([one[key][0] for one in runs])
@@ -191,12 +217,18 @@ def comparison(found: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
     """At each cost of a call: how many times longer rejection ABC takes than the quickest run of a method that errs no more."""
     results: dict[str, Any] = {}
     for cost in MICROSECONDS:
-        for target in (point for point in found[REJECTION] if point["calls"] in (10_000, 100_000, 1_000_000)):
+        for target in (
+            point for point in found[REJECTION] if point["calls"] in (10_000, 100_000, 1_000_000)
+        ):
             row = {}
             for name, curve in found.items():
-                reached = [seconds(point, cost) for point in curve if point["error"] <= target["error"]]
+                reached = [
+                    seconds(point, cost) for point in curve if point["error"] <= target["error"]
+                ]
                 row[name] = seconds(target, cost) / min(reached) if reached else None
-            results[f"{cost} microseconds, as good as rejection ABC with {target['calls']} calls"] = row
+            results[
+                f"{cost} microseconds, as good as rejection ABC with {target['calls']} calls"
+            ] = row
     return results
 
 
@@ -205,14 +237,16 @@ def draw(results: dict[str, Any], path: pathlib.Path) -> None:
     figure, axes = plt.subplots(2, len(costs), figsize=(13, 6), layout="constrained", sharey="row")
     for row, d in zip(axes, DIMENSIONS, strict=True):
         for axis, cost in zip(row, costs, strict=True):
-            for name, (colour, line) in CURVES.items():
+            for name, (color, line) in CURVES.items():
                 curve = results[f"d = {d}"]["curves"][name]
-                across = [point["calls"] if cost is None else seconds(point, cost) for point in curve]
+                across = [
+                    point["calls"] if cost is None else seconds(point, cost) for point in curve
+                ]
                 axis.errorbar(
                     across,
                     [point["error"] for point in curve],
                     [point["se"] for point in curve],
-                    color=colour,
+                    color=color,
                     linestyle=line,
                     marker="o",
                     ms=3,
@@ -221,7 +255,9 @@ def draw(results: dict[str, Any], path: pathlib.Path) -> None:
             axis.set_xscale("log")
             axis.set_yscale("log")
             axis.spines[["top", "right"]].set_visible(False)
-            axis.set_xlabel("calls of the simulator" if cost is None else f"seconds, {cost} microseconds a call")
+            axis.set_xlabel(
+                "calls of the simulator" if cost is None else f"seconds, {cost} microseconds a call"
+            )
         row[0].set_ylabel(f"mean squared error, d = {d}")
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
@@ -235,16 +271,30 @@ def main() -> None:
     results: dict[str, Any] = {"runs": count, "observations": OBSERVATIONS}
     for d in DIMENSIONS:
         found = summary([run(d, seed) for seed in tqdm(range(count))])
-        results[f"d = {d}"] = {"curves": found, "times faster than rejection ABC": comparison(found)}
+        results[f"d = {d}"] = {
+            "curves": found,
+            "times faster than rejection ABC": comparison(found),
+        }
         reporting.save("likelihood_free", COMMAND, results)
         rows = [
-            [name, point["calls"], f"{point['error']:.4f} ± {point['se']:.4f}", f"{point['seconds']:.3f}"]
+            [
+                name,
+                point["calls"],
+                f"{point['error']:.4f} ± {point['se']:.4f}",
+                f"{point['seconds']:.3f}",
+            ]
             for name, curve in found.items()
             for point in curve
         ]
-        print(f"d = {d}\n" + reporting.table(["method", "calls", "error", "seconds beside the calls"], rows))
+        print(
+            f"d = {d}\n"
+            + reporting.table(["method", "calls", "error", "seconds beside the calls"], rows)
+        )
         ratios = results[f"d = {d}"]["times faster than rejection ABC"]
-        cells = [[key, *["" if v is None else f"{v:.2g}" for v in row.values()]] for key, row in ratios.items()]
+        cells = [
+            [key, *["" if v is None else f"{v:.2g}" for v in row.values()]]
+            for key, row in ratios.items()
+        ]
         print(reporting.table(["times faster than rejection ABC", *CURVES], cells), flush=True)
     draw(results, reporting.RESULTS / "likelihood_free.png")
 

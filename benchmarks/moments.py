@@ -51,14 +51,16 @@ def fit(states, observations, cells: bool, form: Any = "b"):
         ko,
         landmarks,
         kbr.greedy_landmarks(ko, observations[:1000], rank=RANK),
-        cells=kbr.soft_cells(ks, landmarks) if cells else None,
+        cells=kbr.soft_partition(ks, landmarks) if cells else None,
         embedding=False,
         shift=True,
     )
     n, size = len(states) - 1, 10_000
     parts = (slice(start, min(start + size, n)) for start in range(0, n, size))
     moments = kbr.collect_chunks(maps, ((states[p], observations[p], states[1:][p]) for p in parts))
-    return kbr.MomentFilter.from_moments(moments, regularizer=EPSILON, posterior_regularizer=DELTA, form=form)
+    return kbr.MomentFilter.from_moments(
+        moments, regularizer=EPSILON, posterior_regularizer=DELTA, form=form
+    )
 
 
 run = jax.jit(lambda f, o: f.expectation(kbr.filter(f, o)))
@@ -74,8 +76,14 @@ def step_against_size() -> dict[str, dict[str, float]]:
         start = time.perf_counter()
         filters[n] = jax.block_until_ready(fit(states[: n + 1], observations[:n], cells=True))
         seconds[n] = time.perf_counter() - start
-    rounds = [{n: reporting.milliseconds(lambda f=f: run(f, sequence)) for n, f in filters.items()} for _ in range(15)]
-    return {f"n = {n}": {"ms per step": min(r[n] for r in rounds) / STEPS, "seconds to fit": seconds[n]} for n in SIZES}
+    rounds = [
+        {n: reporting.milliseconds(lambda f=f: run(f, sequence)) for n, f in filters.items()}
+        for _ in range(15)
+    ]
+    return {
+        f"n = {n}": {"ms per step": min(r[n] for r in rounds) / STEPS, "seconds to fit": seconds[n]}
+        for n in SIZES
+    }
 
 
 def against_scipy() -> dict[str, dict[str, float]]:
@@ -83,7 +91,12 @@ def against_scipy() -> dict[str, dict[str, float]]:
     states, observations = simulate("b", 1001, np.random.default_rng(0))
     truth, seen = test_sequences()
     few = 5
-    peer = reporting.milliseconds(lambda: filter_speed.scipy_filter(states, observations, seen[0, :few]), 3) / few
+    peer = (
+        reporting.milliseconds(
+            lambda: filter_speed.scipy_filter(states, observations, seen[0, :few]), 3
+        )
+        / few
+    )
     dense = filter_speed.fit(states, observations, None)
     decode = jax.jit(lambda f, o: kbr.mean(f.belief(kbr.filter(f, o).weights)))
     reference = squared_error([decode(dense, o) for o in seen[:SEQUENCES]], truth)
@@ -108,10 +121,14 @@ def ours() -> dict[str, dict[str, float]]:
     devices = jax.device_count()
     mesh, rows = jax.make_mesh((devices,), ("data",)), PartitionSpec("data")
     divided = jax.jit(
-        jax.shard_map(batched, mesh=mesh, in_specs=(PartitionSpec(), rows), out_specs=rows, check_vma=False)
+        jax.shard_map(
+            batched, mesh=mesh, in_specs=(PartitionSpec(), rows), out_specs=rows, check_vma=False
+        )
     )
     results = {}
-    for name, kind, form in itertools.product(("float64", "float32"), ("cells", "plain"), ("b", "importance")):
+    for name, kind, form in itertools.product(
+        ("float64", "float32"), ("cells", "plain"), ("b", "importance")
+    ):
         if (kind, form) == ("plain", "importance"):
             continue
         filt = fit(states.astype(name), observations.astype(name), kind == "cells", form)
@@ -119,11 +136,20 @@ def ours() -> dict[str, dict[str, float]]:
         mse = squared_error(batched(filt, o[:SEQUENCES]), truth)
         calls = {"one": (lambda f=filt, o=o: run(f, o[0]), STEPS)}
         for batch in BATCHES:
-            calls[f"batch of {batch}"] = (lambda f=filt, o=o[:batch, :FEW]: batched(f, o), FEW * batch)
+            calls[f"batch of {batch}"] = (
+                lambda f=filt, o=o[:batch, :FEW]: batched(f, o),
+                FEW * batch,
+            )
         filt = jax.device_put(filt, NamedSharding(mesh, PartitionSpec()))
         o = jax.device_put(o[:, :FEW], NamedSharding(mesh, rows))
-        calls[f"batch of {len(o)} on {devices} devices"] = (lambda f=filt, o=o: divided(f, o), FEW * len(o))
-        rounds = [{size: reporting.milliseconds(f, 1) / count for size, (f, count) in calls.items()} for _ in range(3)]
+        calls[f"batch of {len(o)} on {devices} devices"] = (
+            lambda f=filt, o=o: divided(f, o),
+            FEW * len(o),
+        )
+        rounds = [
+            {size: reporting.milliseconds(f, 1) / count for size, (f, count) in calls.items()}
+            for _ in range(3)
+        ]
         for size in calls:
             row = {"ms": float(np.median([r[size] for r in rounds])), "mean squared error": mse}
             results[f"moments, {kind}, {LABELS[form]}, {name}, {size}"] = row
@@ -140,7 +166,8 @@ def fit_a_million() -> dict[str, float]:
     """Seconds, flops and megabytes; in a process of its own, so that the peak memory is its own."""
     key = jax.random.key(0)
     x, y, following = (
-        np.asarray(jax.random.normal(k, (FIT_PAIRS, DIMENSION), jnp.float32)) for k in jax.random.split(key, 3)
+        np.asarray(jax.random.normal(k, (FIT_PAIRS, DIMENSION), jnp.float32))
+        for k in jax.random.split(key, 3)
     )
     before = peak_megabytes()
     kernel = kbr.Gaussian(jnp.float32(3.0))
@@ -177,7 +204,9 @@ def alone(function: str, environment: dict[str, str] | None = None) -> Any:
         f"print(json.dumps(moments.{function}()))"
     )
     environment = os.environ | (environment or {})
-    done = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True, env=environment
+    )
     return json.loads(done.stdout)
 
 
@@ -198,7 +227,11 @@ def main() -> None:
         print(name)
         for row, value in results[name].items():
             print("   ", row, value)
-        print(reporting.save("moments", COMMAND, {name: results[name] for name in PARTS if name in results}))
+        print(
+            reporting.save(
+                "moments", COMMAND, {name: results[name] for name in PARTS if name in results}
+            )
+        )
 
 
 if __name__ == "__main__":

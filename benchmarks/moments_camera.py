@@ -23,12 +23,16 @@ NAME, VARIANCE, SEEDS, CENTRES, ACTIVE, COPIES = "camera_lookalike", 1e-3, (0,),
 CLIPPED, PAPERS = "kernel Bayes filter (b), clipped, truncated", "as in the papers, Gaussian kernel"
 
 
-def moments(rotations, frames, *, h, c, epsilon, delta, centres=None, copies=1, seed=0):
+def moments(rotations, frames, *, h, c, epsilon, delta, centers=None, copies=1, seed=0):
     """The moment form of `camera_methods.kernel_bayes`, on `copies` of the training half with noise of their own."""
     kernel, kernel_frames = kbr.ChordalGaussian(h), camera_methods.frame_kernel(frames, c)
     states, successors, seen = rotations[:-1], rotations[1:], frames[:-1]
     landmarks = kbr.greedy_landmarks(kernel, states, rank=camera_methods.RANK)
-    cells = None if centres is None else kbr.soft_cells(kernel, kbr.greedy_landmarks(kernel, states, rank=centres))
+    cells = (
+        None
+        if centers is None
+        else kbr.soft_partition(kernel, kbr.greedy_landmarks(kernel, states, rank=centers))
+    )
     maps = kbr.moment_maps(
         kernel,
         kernel_frames,
@@ -47,8 +51,8 @@ def moments(rotations, frames, *, h, c, epsilon, delta, centres=None, copies=1, 
         total,
         regularizer=epsilon,
         posterior_regularizer=delta,
-        normalise=centres is not None,
-        max_active=None if centres is None else min(ACTIVE, centres),
+        normalize=centers is not None,
+        max_active=None if centers is None else min(ACTIVE, centers),
     )
 
 
@@ -62,22 +66,28 @@ def track(filt: kbr.MomentFilter, frames: np.ndarray) -> tuple[np.ndarray, float
         means.append(np.asarray(expectation(filt, steps)))
         times.append((time.perf_counter() - begin) / len(means[-1]))
     matrices = jnp.asarray(np.concatenate(means).reshape(-1, 3, 3))
-    return np.asarray(kbr.project_rotation(matrices)), 1e3 * float(np.median(times))
+    return np.asarray(kbr.nearest_rotation(matrices)), 1e3 * float(np.median(times))
 
 
 def main() -> None:
     chosen = camera_selection.selected(NAME, VARIANCE)
     clipped, papers = chosen[CLIPPED], chosen[PAPERS]
     methods = {
-        "weights, clipped and truncated": lambda r, f, s: camera_methods.kernel_bayes(r, f, **clipped),
+        "weights, clipped and truncated": lambda r, f, s: camera_methods.kernel_bayes(
+            r, f, **clipped
+        ),
         **{
-            f"moments, {k} soft cells": lambda r, f, s, k=k: moments(r, f, **clipped, centres=k, seed=s)
+            f"moments, {k} soft cells": lambda r, f, s, k=k: moments(
+                r, f, **clipped, centers=k, seed=s
+            )
             for k in CENTRES
         },
         f"moments, {CENTRES[1]} soft cells, {COPIES} times the sample": lambda r, f, s: moments(
-            r, f, **clipped, centres=CENTRES[1], copies=COPIES, seed=s
+            r, f, **clipped, centers=CENTRES[1], copies=COPIES, seed=s
         ),
-        "weights, as in the papers": lambda r, f, s: camera_methods.kernel_bayes(r, f, **papers, clip=False),
+        "weights, as in the papers": lambda r, f, s: camera_methods.kernel_bayes(
+            r, f, **papers, clip=False
+        ),
         "moments, plain": lambda r, f, s: moments(r, f, **papers, seed=s),
     }
     results = {}
@@ -95,9 +105,17 @@ def main() -> None:
                 errors.append(float(camera.frobenius(estimates, rotations).mean()))
                 times.append(milliseconds)
                 bar.update()
-            results[name] = {"mean error": float(np.mean(errors)), "per seed": errors, "ms per frame": min(times)}
+            results[name] = {
+                "mean error": float(np.mean(errors)),
+                "per seed": errors,
+                "ms per frame": min(times),
+            }
     rows = [[n, f"{r['mean error']:.4f}", f"{r['ms per frame']:.1f}"] for n, r in results.items()]
-    print(reporting.table(["look-alike room, noise variance 1e-3", "mean error", "ms per frame"], rows))
+    print(
+        reporting.table(
+            ["look-alike room, noise variance 1e-3", "mean error", "ms per frame"], rows
+        )
+    )
     print(reporting.save("moments_camera", COMMAND, results))
 
 

@@ -5,7 +5,7 @@ r"""Posterior means from samples alone, F11 section 5.1: kernel Bayes' rule besi
 A sample of 200 pairs (x, y) in d + d dimensions gives the likelihood, 200 points give the prior, which is narrower than the
 marginal of x (`benchmarks/gaussian_problem.py`). The mean of x given y is asked for at 1000 observations. Error: mean over
 observations and components of the squared difference to the exact posterior mean; each run draws a new problem; all methods see the
-same data. Kernel Bayes' rule: Gaussian kernels, prior weights normalised, eps = .01 / sqrt(n), delta = 1e-4 (eps in the importance
+same data. Kernel Bayes' rule: Gaussian kernels, prior weights normalized, eps = .01 / sqrt(n), delta = 1e-4 (eps in the importance
 form, whose ridge is not squared). Bandwidths: the medians of the distances, or the medians times a factor chosen by ten-fold
 cross-validation on the pairs, of two losses: the discrepancy of F11 section 4.2 in one fixed kernel (`marginal_loss`), and the
 squared error of the mean, which also chooses delta. Kernel densities: one bandwidth for x and y as in the paper, by least-squares
@@ -41,7 +41,7 @@ KBR, SECTION = "kernel Bayes' rule (b), medians", "form (b), F11 section 4.2"
 VALIDATED, IMPORTANCE = "form (b), cross-validated error", "importance form, medians"
 DENSITY, HINDSIGHT = "kernel densities, cross-validated", "kernel densities, best in hindsight"
 PRIOR_MEAN, NO_PRIOR = "answer the prior mean", "ignore the prior (conditional embedding)"
-#: Curves of the figure: colour and line.
+#: Curves of the figure: color and line.
 CURVES = {
     KBR: ("#0072b2", "-"),
     VALIDATED: ("#56b4e9", "-"),
@@ -60,10 +60,14 @@ def fit(factor: jax.Array | float, x: jax.Array, y: jax.Array) -> kbr.Conditiona
 
 
 def posterior_mean(
-    model: kbr.ConditionalEmbedding, prior: jax.Array, y: jax.Array, form: Any = "b", delta: Any = DELTA
+    model: kbr.ConditionalEmbedding,
+    prior: jax.Array,
+    y: jax.Array,
+    form: Any = "b",
+    delta: Any = DELTA,
 ) -> jax.Array:
     belief = kbr.embed(model.kernel_x, prior)
-    posterior = kbr.bayes_rule(model, belief, y, regularizer=delta, form=form, normalise=True)
+    posterior = kbr.bayes_rule(model, belief, y, regularizer=delta, form=form, normalize=True)
     return kbr.expectation(posterior, lambda x: x)
 
 
@@ -74,25 +78,33 @@ def select(x: jax.Array, y: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.
     def marginal(factor):
         def score(training, held_out):
             model = fit(factor, *training)
-            return kbr.marginal_loss(model, *held_out, regularizer=DELTA, kernel=reference, normalise=True)
+            return kbr.marginal_loss(
+                model, *held_out, regularizer=DELTA, kernel=reference, normalize=True
+            )
 
         return kbr.cross_validate(score, (x, y), FOLDS)
 
     def error(candidate):
         def score(training, held_out):
-            found = posterior_mean(fit(candidate[0], *training), training[0], held_out[1], delta=candidate[1])
+            found = posterior_mean(
+                fit(candidate[0], *training), training[0], held_out[1], delta=candidate[1]
+            )
             return jnp.mean((found - held_out[0]) ** 2)
 
         return kbr.cross_validate(score, (x, y), FOLDS)
 
-    factors, deltas = (part.ravel() for part in jnp.meshgrid(jnp.asarray(FACTORS), jnp.asarray(DELTAS)))
+    factors, deltas = (
+        part.ravel() for part in jnp.meshgrid(jnp.asarray(FACTORS), jnp.asarray(DELTAS))
+    )
     best = jnp.argmin(jax.lax.map(error, (factors, deltas)))
     own = jnp.asarray(FACTORS)
     return own[jnp.argmin(jax.lax.map(marginal, own))], (factors[best], deltas[best])
 
 
 @jax.jit
-def kernel_estimates(x: jax.Array, y: jax.Array, prior: jax.Array, tests: jax.Array) -> tuple[Any, Any]:
+def kernel_estimates(
+    x: jax.Array, y: jax.Array, prior: jax.Array, tests: jax.Array
+) -> tuple[Any, Any]:
     by_marginal, (factor, delta) = select(x, y)
     median = fit(1.0, x, y)
     backward = kbr.fit_conditional(median.kernel_y, median.kernel_x, y, x, regularizer=EPSILON)
@@ -105,7 +117,11 @@ def kernel_estimates(x: jax.Array, y: jax.Array, prior: jax.Array, tests: jax.Ar
         NO_PRIOR: kbr.expectation(kbr.condition(backward, tests), lambda point: point),
         PRIOR_MEAN: jnp.broadcast_to(jnp.mean(prior, axis=0), tests.shape),
     }
-    return estimates, {"factor, F11 section 4.2": by_marginal, "factor, error": factor, "delta, error": delta}
+    return estimates, {
+        "factor, F11 section 4.2": by_marginal,
+        "factor, error": factor,
+        "delta, error": delta,
+    }
 
 
 def run(d: int, seed: int) -> tuple[dict[str, float], dict[str, float]]:
@@ -116,7 +132,9 @@ def run(d: int, seed: int) -> tuple[dict[str, float], dict[str, float]]:
     prior, tests = gaussian_problem.draw(problem.prior, N, rng), problem.observations(TESTS, rng)
     truth = problem.posterior_mean(tests)
     estimates, chosen = kernel_estimates(*map(jnp.asarray, (x, y, prior, tests)))
-    errors = {name: float(np.mean((np.asarray(value) - truth) ** 2)) for name, value in estimates.items()}
+    errors = {
+        name: float(np.mean((np.asarray(value) - truth) ** 2)) for name, value in estimates.items()
+    }
     joint = np.hstack([x, y])
     bandwidths = DENSITY_FACTORS * joint.std(0).mean()
     best = int(np.argmin(density_baseline.least_squares_scores(joint, bandwidths)))
@@ -131,7 +149,7 @@ def run(d: int, seed: int) -> tuple[dict[str, float], dict[str, float]]:
 
 
 def seconds_of_many(d: int = 8) -> dict[str, float]:
-    """1000 observations in one call, which share one factorisation, and one call for one; milliseconds."""
+    """1000 observations in one call, which share one factorization, and one call for one; milliseconds."""
     rng = np.random.default_rng(0)
     problem = gaussian_problem.make(d, rng)
     x, y = map(jnp.asarray, problem.pairs(N, rng))
@@ -153,7 +171,10 @@ def summary(rows: list[dict[str, float]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in rows[0]:
         errors, own = np.array([row[name] for row in rows]), np.array([row[KBR] for row in rows])
-        found[name] = {"error": float(errors.mean()), "se": float(errors.std(ddof=1) / np.sqrt(len(rows)))}
+        found[name] = {
+            "error": float(errors.mean()),
+            "se": float(errors.std(ddof=1) / np.sqrt(len(rows))),
+        }
         if name != KBR:
             found[name] |= {
                 "difference": float(np.mean(errors - own)),
@@ -166,11 +187,13 @@ def summary(rows: list[dict[str, float]]) -> dict[str, Any]:
 def draw(results: dict[str, Any], path: pathlib.Path) -> None:
     figure, axes = plt.subplots(1, 2, figsize=(10.5, 4), layout="constrained")
     found = [results[f"d = {d}"] for d in DIMENSIONS]
-    for name, (colour, line) in CURVES.items():
+    for name, (color, line) in CURVES.items():
         errors, spread = (np.array([row[name][part] for row in found]) for part in ("error", "se"))
         own = np.array([row[KBR]["error"] for row in found])
-        axes[0].errorbar(DIMENSIONS, errors, spread, color=colour, linestyle=line, marker="o", ms=3, label=name)
-        axes[1].plot(DIMENSIONS, errors / own, color=colour, linestyle=line, marker="o", ms=3)
+        axes[0].errorbar(
+            DIMENSIONS, errors, spread, color=color, linestyle=line, marker="o", ms=3, label=name
+        )
+        axes[1].plot(DIMENSIONS, errors / own, color=color, linestyle=line, marker="o", ms=3)
     axes[0].set_ylabel("mean squared error of a component")
     axes[1].set_ylabel("ratio to kernel Bayes' rule (b), medians")
     axes[1].set_yscale("log")
@@ -200,15 +223,23 @@ def main() -> None:
     cells = [
         [
             name,
-            *[f"{results[f'd = {d}'][name]['error']:.3g} ± {results[f'd = {d}'][name]['se']:.1g}" for d in DIMENSIONS],
+            *[
+                f"{results[f'd = {d}'][name]['error']:.3g} ± {results[f'd = {d}'][name]['se']:.1g}"
+                for d in DIMENSIONS
+            ],
         ]
         for name in names
     ]
     print(reporting.table(["error", *(f"d = {d}" for d in DIMENSIONS)], cells))
     better = "runs in which KBR by medians is better"
-    wins = [[name, *[results[f"d = {d}"][name].get(better, "") for d in DIMENSIONS]] for name in names]
+    wins = [
+        [name, *[results[f"d = {d}"][name].get(better, "") for d in DIMENSIONS]] for name in names
+    ]
     print(reporting.table([f"{better}, of {runs}", *(f"d = {d}" for d in DIMENSIONS)], wins))
-    print([results[f"d = {d}"]["chosen, medians over runs"] for d in DIMENSIONS], results["milliseconds, d = 8"])
+    print(
+        [results[f"d = {d}"]["chosen, medians over runs"] for d in DIMENSIONS],
+        results["milliseconds, d = 8"],
+    )
 
 
 if __name__ == "__main__":

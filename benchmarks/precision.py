@@ -26,11 +26,15 @@ def paths(states, observations, tests):
     kernel_s, kernel_o = kbr.Gaussian(0.4), kbr.Gaussian(0.5)
 
     def condition(regularizer):
-        model = kbr.fit_conditional(kernel_o, kernel_s, observations, states, regularizer=regularizer)
+        model = kbr.fit_conditional(
+            kernel_o, kernel_s, observations, states, regularizer=regularizer
+        )
         return kbr.expectation(kbr.condition(model, tests), lambda s: s)
 
     def sum_rule(regularizer):
-        model = kbr.fit_conditional(kernel_o, kernel_s, observations, states, regularizer=regularizer)
+        model = kbr.fit_conditional(
+            kernel_o, kernel_s, observations, states, regularizer=regularizer
+        )
         return kbr.expectation(kbr.sum_rule(model, kbr.embed(kernel_o, tests[:50])), lambda s: s)
 
     def bayes(form):
@@ -45,7 +49,13 @@ def paths(states, observations, tests):
     def filtered(**options):
         def estimate(delta):
             filt = kbr.KernelBayesFilter.fit(
-                kernel_s, kernel_o, states, observations, regularizer=1e-3, posterior_regularizer=delta, **options
+                kernel_s,
+                kernel_o,
+                states,
+                observations,
+                regularizer=1e-3,
+                posterior_regularizer=delta,
+                **options,
             )
             return kbr.mean(filt.belief(kbr.filter(filt, tests).weights))
 
@@ -62,7 +72,11 @@ def paths(states, observations, tests):
                 posterior_regularizer=delta,
                 landmarks_states=RANK,
                 landmarks_observations=RANK,
-                cells=kbr.soft_cells(kernel_s, kbr.greedy_landmarks(kernel_s, states, rank=RANK)) if cells else None,
+                cells=kbr.soft_partition(
+                    kernel_s, kbr.greedy_landmarks(kernel_s, states, rank=RANK)
+                )
+                if cells
+                else None,
             )
             return filt.expectation(kbr.filter(filt, tests))
 
@@ -91,7 +105,10 @@ def main() -> None:
     rng = np.random.default_rng(0)
     states, observations = simulate("b", SIZE, rng)
     truth, tests = simulate("b", STEPS, rng)
-    data = {dtype: [jnp.asarray(a, dtype) for a in (states, observations, tests)] for dtype in ("float32", "float64")}
+    data = {
+        dtype: [jnp.asarray(a, dtype) for a in (states, observations, tests)]
+        for dtype in ("float32", "float64")
+    }
     single, double = (paths(*data[dtype]) for dtype in ("float32", "float64"))
     results: dict[str, dict] = {}
     for name, (estimate, values) in single[0].items():

@@ -38,12 +38,14 @@ def choices(kernel, points, rank: int) -> dict:
     key = jax.random.key(0)
     ways: dict[str, Callable[[], Any]] = {
         "greedy": lambda: kbr.greedy_landmarks(kernel, points, rank=rank),
-        "random by residual": lambda: kbr.random_landmarks(kernel, points, rank=rank, key=key),
-        "k-means++": lambda: kbr.kmeans_landmarks(points, rank=rank, key=key),
+        "random by residual": lambda: kbr.rpcholesky_landmarks(kernel, points, rank=rank, key=key),
+        "k-means++": lambda: kbr.kmeanspp_landmarks(points, rank=rank, key=key),
         "uniform": lambda: kbr.uniform_landmarks(points, rank=rank, key=key),
     }
     if isinstance(kernel, kbr.Gaussian) and points.shape[1] < 10:
-        ways["random Fourier"] = lambda: kbr.fourier_frequencies(kernel, points, rank=rank, key=key, orthogonal=True)
+        ways["random Fourier"] = lambda: kbr.random_fourier(
+            kernel, points, rank=rank, key=key, orthogonal=True
+        )
     return ways
 
 
@@ -53,7 +55,10 @@ def rotation(rank: int, choice: str) -> tuple[float, float]:
     tests = [simulate("b", STEPS, np.random.default_rng(1 + b)) for b in range(SEQUENCES)]
     truth, seen = np.stack([t[0] for t in tests]), jnp.asarray(np.stack([t[1] for t in tests]))
     kernels = kbr.Gaussian(STATE_BANDWIDTH), kbr.Gaussian(OBSERVATION_BANDWIDTH)
-    features = [choices(k, x[:-1], rank)[choice]() for k, x in zip(kernels, (states, observations), strict=True)]
+    features = [
+        choices(k, x[:-1], rank)[choice]()
+        for k, x in zip(kernels, (states, observations), strict=True)
+    ]
     filt = kbr.KernelBayesFilter.fit(
         *kernels,
         states,
@@ -102,9 +107,13 @@ def draw(results: dict) -> None:
             axis.plot(times, errors, "o-", label=choice, markersize=4)
             if choice == "greedy":
                 for rank, time, error in zip(points, times, errors, strict=True):
-                    axis.annotate(rank, (time, error), textcoords="offset points", xytext=(5, 5), fontsize=8)
+                    axis.annotate(
+                        rank, (time, error), textcoords="offset points", xytext=(5, 5), fontsize=8
+                    )
         best = min(p["error"] for points in lines.values() for p in points.values())
-        axis.set(xscale="log", title=name, xlabel="milliseconds per step", ylim=(0.9 * best, 2.1 * best))
+        axis.set(
+            xscale="log", title=name, xlabel="milliseconds per step", ylim=(0.9 * best, 2.1 * best)
+        )
         axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.xaxis.set_major_formatter("{x:g}")
         axis.xaxis.set_minor_formatter(NullFormatter())

@@ -30,7 +30,9 @@ def save(name: str, command: str, results: Any) -> pathlib.Path:
     """Write `results/NAME.json` with the command that made it."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
-    path.write_text(json.dumps({"command": command, "machine": machine(), "results": results}, indent=1) + "\n")
+    path.write_text(
+        json.dumps({"command": command, "machine": machine(), "results": results}, indent=1) + "\n"
+    )
     return path
 
 
@@ -45,7 +47,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     cells = [list(map(str, header)), *[list(map(str, row)) for row in rows]]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
     lines = [
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in cells
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
+        for row in cells
     ]
     rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
     return "\n".join([lines[0], rule, *lines[1:]])

@@ -26,7 +26,13 @@ from tqdm import tqdm
 import kbr_jax as kbr
 
 from . import reporting
-from .rotation_references import SYSTEMS, extended_kalman, particle_filter, simulate, unscented_kalman
+from .rotation_references import (
+    SYSTEMS,
+    extended_kalman,
+    particle_filter,
+    simulate,
+    unscented_kalman,
+)
 
 COMMAND = "python -m benchmarks.rotation_dynamics"
 REPETITIONS, TEST, BURN_IN = {200: 40, 400: 40, 800: 20}, 200, 20
@@ -36,7 +42,11 @@ STATE_RANK, OBSERVATION_RANK = 80, 40
 STATE_SCALE, TRANSITION_EPSILON, EPSILON = 0.33, 2e-4, 6e-4
 OBSERVATION_SCALES, D, TRUNCATIONS = (0.9, 1.5, 2.5), (0.004, 0.008, 0.016), (0.0, 0.03, 0.1, 0.2)
 # As in the papers: one bandwidth factor for both kernels, one epsilon, signed weights, rule (b), shifted.
-PAPER_SCALES, PAPER_EPSILONS, PAPER_DELTAS = (0.3, 0.5, 0.7, 1.0), (1e-4, 1e-3, 1e-2), (1e-5, 1e-4, 1e-3)
+PAPER_SCALES, PAPER_EPSILONS, PAPER_DELTAS = (
+    (0.3, 0.5, 0.7, 1.0),
+    (1e-4, 1e-3, 1e-2),
+    (1e-5, 1e-4, 1e-3),
+)
 
 
 def _decode(filt, observations):
@@ -67,7 +77,9 @@ def ours(states, observations, tests, stretch):
 
     def of_scale(scale):
         kernel = kbr.Gaussian(scale * h_o)
-        landmarks = kbr.greedy_landmarks(kernel, observations[: states.shape[0] - 1], rank=OBSERVATION_RANK)
+        landmarks = kbr.greedy_landmarks(
+            kernel, observations[: states.shape[0] - 1], rank=OBSERVATION_RANK
+        )
         pairs = jnp.asarray(list(itertools.product(D, TRUNCATIONS)))
         return jax.vmap(lambda p: candidate(kernel, landmarks, p[0] / scale**2, p[1]))(pairs)
 
@@ -92,13 +104,14 @@ def as_in_the_papers(states, observations, tests, stretch):
             landmarks_observations=OBSERVATION_RANK,
             clip=False,
             truncation=0.0,
-            normalise=False,
+            normalize=False,
         )
         return _decode(filt, tests)
 
     pairs = jnp.asarray(list(itertools.product(PAPER_EPSILONS, PAPER_DELTAS)))
     estimates = jax.lax.map(
-        lambda scale: jax.vmap(lambda p: candidate(scale, p[0], p[1]))(pairs), jnp.asarray(PAPER_SCALES)
+        lambda scale: jax.vmap(lambda p: candidate(scale, p[0], p[1]))(pairs),
+        jnp.asarray(PAPER_SCALES),
     )
     return estimates.reshape(-1, *estimates.shape[2:])
 
@@ -118,7 +131,12 @@ def ridge_on_windows(states, observations, tests, stretch):
 
         def candidate(p, x=x, query=query, h=h):
             model = kbr.fit_conditional(
-                kbr.Gaussian(p[0] * h), kbr.Linear(), x, states, regularizer=p[1] * stretch, landmarks_y=2
+                kbr.Gaussian(p[0] * h),
+                kbr.Linear(),
+                x,
+                states,
+                regularizer=p[1] * stretch,
+                landmarks_y=2,
             )
             return kbr.conditional_expectation(model, lambda s: s, query)
 
@@ -128,7 +146,9 @@ def ridge_on_windows(states, observations, tests, stretch):
 
 
 def squared_errors(estimates, truth, burn_in):
-    errors = np.sum((np.nan_to_num(np.asarray(estimates), nan=1e3) - truth) ** 2, axis=-1)[..., burn_in:]
+    errors = np.sum((np.nan_to_num(np.asarray(estimates), nan=1e3) - truth) ** 2, axis=-1)[
+        ..., burn_in:
+    ]
     return np.mean(np.minimum(errors, 10.0), axis=-1)
 
 
@@ -138,7 +158,9 @@ def choose(method, states, observations, tests):
     first, second = slice(0, half), slice(half, 2 * half)
     validation = np.mean(
         [
-            squared_errors(method(states[a], observations[a], observations[b], 2.0), states[b], BURN_IN // 2)
+            squared_errors(
+                method(states[a], observations[a], observations[b], 2.0), states[b], BURN_IN // 2
+            )
             for a, b in ((first, second), (second, first))
         ],
         axis=0,
@@ -160,14 +182,16 @@ def repetition(system, size, seed):
         "UKF, true model": unscented_kalman(system, tests),
         "raw observation": tests,
         "kernel ridge on windows": choose(ridge_on_windows, states, observations, tests)[0],
-        "kernel Bayes filter, as in the papers": choose(as_in_the_papers, states, observations, tests)[0],
+        "kernel Bayes filter, as in the papers": choose(
+            as_in_the_papers, states, observations, tests
+        )[0],
         "kernel Bayes filter, selected": selected,
         "kernel Bayes filter, averaged": averaged,
     }
     return {name: float(squared_errors(value, truth, BURN_IN)) for name, value in estimates.items()}
 
 
-def summarise(rows):
+def summarize(rows):
     """Ratio of mean errors to the optimal filter's, with the standard error of the paired ratio."""
     optimal = np.asarray([row["optimal (particle filter, true model)"] for row in rows])
     ridge = np.asarray([row["kernel ridge on windows"] for row in rows])
@@ -179,36 +203,46 @@ def summarise(rows):
         summary[name] = {
             "mse": float(errors.mean()),
             "ratio": float(ratio),
-            "ratio_se": float(np.std(errors - ratio * optimal, ddof=1) / np.sqrt(len(rows)) / optimal.mean()),
+            "ratio_se": float(
+                np.std(errors - ratio * optimal, ddof=1) / np.sqrt(len(rows)) / optimal.mean()
+            ),
             "minus_ridge": float(difference.mean()),
             "minus_ridge_se": float(np.std(difference, ddof=1) / np.sqrt(len(rows))),
         }
     return summary
 
 
-def run_cells(name, command, defaults, repetition, summarise):
+def run_cells(name, command, defaults, repetition, summarize):
     """Repeat each cell of a benchmark as its command line `[repetitions [T ...]]` asks, and save its summary.
 
     `defaults` are the repetitions of each T. Cells that are not run keep their last results.
     """
     sizes = [int(size) for size in sys.argv[2:]] or list(defaults)
     count = {size: int(sys.argv[1]) if len(sys.argv) > 1 else defaults[size] for size in sizes}
-    results = {f"({system}) T = {size}": {} for system in SYSTEMS for size in defaults} | reporting.previous(name)
+    results = {
+        f"({system}) T = {size}": {} for system in SYSTEMS for size in defaults
+    } | reporting.previous(name)
     with tqdm(total=len(SYSTEMS) * sum(count.values()), unit="run") as bar:
         for size, system in itertools.product(sizes, SYSTEMS):
             rows = []
             for seed in range(count[size]):
                 rows.append(repetition(system, size, seed))
                 bar.update()
-            results[f"({system}) T = {size}"] = {"repetitions": count[size], **summarise(rows)}
-            reporting.save(name, command, {cell: values for cell, values in results.items() if values})
+            results[f"({system}) T = {size}"] = {"repetitions": count[size], **summarize(rows)}
+            reporting.save(
+                name, command, {cell: values for cell, values in results.items() if values}
+            )
     return {cell: values for cell, values in results.items() if values}
 
 
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
     results = run_cells(
-        "rotation_dynamics", COMMAND, REPETITIONS, repetition, lambda rows: {"methods": summarise(rows)}
+        "rotation_dynamics",
+        COMMAND,
+        REPETITIONS,
+        repetition,
+        lambda rows: {"methods": summarize(rows)},
     )
     methods = [values["methods"] for values in results.values()]
     rows = [

@@ -29,7 +29,9 @@ def _programs(system):
             unscented_kalman_smoother,
         )
     except ImportError as error:
-        raise SystemExit("This benchmark compares with dynamax: pip install 'kbr_jax[benchmarks]'.") from error
+        raise SystemExit(
+            "This benchmark compares with dynamax: pip install 'kbr_jax[benchmarks]'."
+        ) from error
 
     def parameters(first) -> Any:
         noise = NOISE**2 * jnp.eye(2)

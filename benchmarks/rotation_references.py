@@ -38,13 +38,18 @@ def particle_smoother(system, observations, rng, lags, particles=700):
     Each particle is reweighted by the mean over where it may go (Doucet, Godsill and Andrieu 2000), so no path is sampled:
     the optimal smoother up to Monte-Carlo error. One row of weights for each number of later observations.
     """
-    cloud = [(x.astype(np.float32), weights) for x, weights in _clouds(system, observations, rng, particles)]
+    cloud = [
+        (x.astype(np.float32), weights)
+        for x, weights in _clouds(system, observations, rng, particles)
+    ]
     longest = max(lag or 0 for lag in lags)
     rows = np.tile(cloud[-1][1], (longest + 2, 1))  # the last row: all observations
     estimates = [rows @ cloud[-1][0]]
     for (x, weights), (following, _) in zip(cloud[-2::-1], cloud[:0:-1], strict=True):
         ahead = transition(x, system).astype(np.float32)
-        squares = sum((a[:, None] - b[None, :]) ** 2 for a, b in zip(ahead.T, following.T, strict=True))
+        squares = sum(
+            (a[:, None] - b[None, :]) ** 2 for a, b in zip(ahead.T, following.T, strict=True)
+        )
         kernel = np.exp(-squares / np.float32(2 * NOISE**2))
         shares = rows / np.maximum(weights @ kernel, 1e-30)
         smoothed = weights * (np.vstack([shares[:longest], shares[-1:]]) @ kernel.T)
@@ -92,8 +97,14 @@ def extended_kalman(system, observations):
     mean, covariance, estimates = observations[0], NOISE**2 * np.eye(2), [observations[0]]
     for observation in observations[1:]:
         angle = np.arctan2(mean[1], mean[0]) + eta
-        direction, normal = np.array([np.cos(angle), np.sin(angle)]), np.array([-np.sin(angle), np.cos(angle)])
-        slope = b * FREQUENCY * np.cos(FREQUENCY * angle) * direction + (1 + b * np.sin(FREQUENCY * angle)) * normal
+        direction, normal = (
+            np.array([np.cos(angle), np.sin(angle)]),
+            np.array([-np.sin(angle), np.cos(angle)]),
+        )
+        slope = (
+            b * FREQUENCY * np.cos(FREQUENCY * angle) * direction
+            + (1 + b * np.sin(FREQUENCY * angle)) * normal
+        )
         jacobian = np.outer(slope, np.array([-mean[1], mean[0]]) / max(mean @ mean, 1e-6))
         covariance = jacobian @ covariance @ jacobian.T + NOISE**2 * np.eye(2)
         mean, covariance = _update(transition(mean, system), covariance, observation)

@@ -47,7 +47,9 @@ GRID = {
 
 def fit(p, states, observations, successors=None):
     h, c = kbr.median_heuristic(states), kbr.median_heuristic(observations)
-    lags = jnp.broadcast_to(p["c"], (observations.shape[1] // states.shape[1],))  # one for each observation of a window
+    lags = jnp.broadcast_to(
+        p["c"], (observations.shape[1] // states.shape[1],)
+    )  # one for each observation of a window
     return kbr.KernelBayesFilter.fit(
         kbr.Gaussian(p["h"] * h),
         kbr.Gaussian(jnp.repeat(lags, states.shape[1]) * c),
@@ -135,7 +137,9 @@ def decode(p, states, observations, tests):
     return estimate(p, fit(p, states, observations), tests)
 
 
-def repetition(system: str, size: int, seed: int, grid: bool) -> tuple[dict[str, float], dict[str, float]]:
+def repetition(
+    system: str, size: int, seed: int, grid: bool
+) -> tuple[dict[str, float], dict[str, float]]:
     """Mean squared errors of each method, and seconds of the two searches."""
     rng = np.random.default_rng([seed, size, system == "b"])
     states, observations = map(jnp.asarray, simulate(system, size, rng))
@@ -157,7 +161,9 @@ def repetition(system: str, size: int, seed: int, grid: bool) -> tuple[dict[str,
     for name, p in chosen.items():
         p = jax.tree.map(jnp.asarray, p)
         estimates[name] = decode(p, states, observations, tests)
-    return {name: float(squared_errors(value, truth, BURN_IN)) for name, value in estimates.items()}, seconds
+    return {
+        name: float(squared_errors(value, truth, BURN_IN)) for name, value in estimates.items()
+    }, seconds
 
 
 def cell(system: str, size: int, repetitions: int, grids: int, bar: tqdm) -> dict[str, Any]:
@@ -201,7 +207,11 @@ def ratios(rows: list[dict[str, float]]) -> dict[str, dict[str, float]]:
 
 def medians(seconds: list[dict[str, float]]) -> dict[str, float]:
     """Median of each entry over the runs that have it."""
-    return {name: float(np.median([row[name] for row in seconds if name in row])) for row in seconds for name in row}
+    return {
+        name: float(np.median([row[name] for row in seconds if name in row]))
+        for row in seconds
+        for name in row
+    }
 
 
 def main() -> None:

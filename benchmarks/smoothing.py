@@ -28,7 +28,15 @@ import numpy as np
 import kbr_jax as kbr
 
 from . import reporting
-from .rotation_dynamics import BURN_IN, EPSILON, STATE_SCALE, TEST, TRANSITION_EPSILON, run_cells, squared_errors
+from .rotation_dynamics import (
+    BURN_IN,
+    EPSILON,
+    STATE_SCALE,
+    TEST,
+    TRANSITION_EPSILON,
+    run_cells,
+    squared_errors,
+)
 from .rotation_peers import kalman_estimates
 from .rotation_references import (
     extended_kalman,
@@ -139,7 +147,9 @@ def repetition(system, size, seed):
         "EKF": float(np.max(np.abs(kalman["EKF", "filtered"] - extended_kalman(system, tests)))),
         "UKF": float(np.max(np.abs(kalman["UKF", "filtered"] - unscented_kalman(system, tests)))),
     }
-    errors = {name: float(squared_errors(value, truth, BURN_IN)) for name, value in estimates.items()}
+    errors = {
+        name: float(squared_errors(value, truth, BURN_IN)) for name, value in estimates.items()
+    }
     return errors, peers, [*for_filter, *for_smoother[0], for_smoother[1]]
 
 
@@ -154,7 +164,7 @@ def paired(errors, base):
     }
 
 
-def summarise(rows):
+def summarize(rows):
     columns = {name: np.asarray([errors[name] for errors, _, _ in rows]) for name in rows[0][0]}
     methods = {}
     for name, errors in columns.items():
@@ -184,7 +194,7 @@ def show(results):
 
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
-    show(run_cells("smoothing", COMMAND, REPETITIONS, repetition, summarise))
+    show(run_cells("smoothing", COMMAND, REPETITIONS, repetition, summarize))
 
 
 if __name__ == "__main__":

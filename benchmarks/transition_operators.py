@@ -27,12 +27,18 @@ REGULARIZERS, RANKS = 10.0 ** np.arange(-9.0, -2.0), (25, 100, 200)
 
 @functools.partial(jax.jit, static_argnums=3)
 def fit(states, landmarks, regularizer, form):
-    kernel, points, pairs = kbr.Gaussian(BANDWIDTH), kbr.given_landmarks(landmarks), (states[:-1], states[1:])
+    kernel, points, pairs = (
+        kbr.Gaussian(BANDWIDTH),
+        kbr.given_landmarks(landmarks),
+        (states[:-1], states[1:]),
+    )
     if form == "moments":
         maps = kbr.moment_maps(kernel, kernel, points, points, embedding=False)
         return kbr.fit_moments(kbr.collect_moments(maps, *pairs), regularizer=regularizer)
     choice = None if form == "exact" else points
-    return kbr.fit_conditional(kernel, kernel, *pairs, regularizer=regularizer, landmarks_x=choice, landmarks_y=choice)
+    return kbr.fit_conditional(
+        kernel, kernel, *pairs, regularizer=regularizer, landmarks_x=choice, landmarks_y=choice
+    )
 
 
 @jax.jit
@@ -62,7 +68,9 @@ def kooplearn(states, regularizer, option):
 
     def fitted():
         gamma = 1 / (2 * BANDWIDTH**2)
-        model = getattr(kernel, name)(rank, kernel="rbf", gamma=gamma, alpha=regularizer, random_state=0, **extra)
+        model = getattr(kernel, name)(
+            rank, kernel="rbf", gamma=gamma, alpha=regularizer, random_state=0, **extra
+        )
         return model.fit(states[:-1], y=states[1:])
 
     model = fitted()
@@ -92,12 +100,18 @@ def main() -> None:
         f"kbr_jax, {RANK} landmarks": (ours, ("landmarks",)),
         f"kbr_jax, {RANK} landmarks, moments": (ours, ("moments",)),
         "kooplearn, exact": (kooplearn, [("KernelRidge", rank) for rank in RANKS]),
-        f"kooplearn, {RANK} landmarks": (kooplearn, [("NystroemKernelRidge", rank) for rank in RANKS]),
+        f"kooplearn, {RANK} landmarks": (
+            kooplearn,
+            [("NystroemKernelRidge", rank) for rank in RANKS],
+        ),
     }
     for name, (method, options) in methods.items():
         grid = [(float(regularizer), option) for regularizer in REGULARIZERS for option in options]
         errors = [
-            np.mean((np.asarray(method(states, *point)["predict"](held_out[:-1])[0]) - held_out[1:]) ** 2)
+            np.mean(
+                (np.asarray(method(states, *point)["predict"](held_out[:-1])[0]) - held_out[1:])
+                ** 2
+            )
             for point in grid
         ]
         best = grid[np.nanargmin(errors)]
@@ -108,11 +122,16 @@ def main() -> None:
             "rank": best[1][1] if method is kooplearn else None,
             "fit, ms": reporting.milliseconds(chosen["fit"]),
             "predict, ms": reporting.milliseconds(lambda p=chosen["predict"]: p(queries)),
-            "error, one step": float(np.mean(np.sum((np.asarray(estimates[0]) - truth[0]) ** 2, -1))),
-            f"error, {STEPS} steps": float(np.mean(np.sum((np.asarray(estimates[1]) - truth[1]) ** 2, -1))),
+            "error, one step": float(
+                np.mean(np.sum((np.asarray(estimates[0]) - truth[0]) ** 2, -1))
+            ),
+            f"error, {STEPS} steps": float(
+                np.mean(np.sum((np.asarray(estimates[1]) - truth[1]) ** 2, -1))
+            ),
         }
     rows = [
-        [name, *("" if value is None else f"{value:.3g}" for value in row.values())] for name, row in results.items()
+        [name, *("" if value is None else f"{value:.3g}" for value in row.values())]
+        for name, row in results.items()
     ]
     print(reporting.table(["", *next(iter(results.values()))], rows))
     print(reporting.save("transition_operators", COMMAND, results))

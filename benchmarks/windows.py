@@ -29,7 +29,9 @@ LENGTHS, REPETITIONS, SIZE, STEPS = (1, 2, 4, 8), 6, 400, 60
 OPTIMAL = "optimal (particle filter, true model)"
 
 
-def regression(p: dict[str, Any], states: jax.Array, windows: jax.Array) -> kbr.ConditionalEmbedding:
+def regression(
+    p: dict[str, Any], states: jax.Array, windows: jax.Array
+) -> kbr.ConditionalEmbedding:
     kernel = kbr.Gaussian(jnp.repeat(p["c"], states.shape[1]) * kbr.median_heuristic(windows))
     return kbr.fit_conditional(kernel, kbr.Linear(), windows, states, regularizer=p["epsilon"])
 
@@ -39,15 +41,19 @@ def left_out(data: tuple[jax.Array, jax.Array], p: dict[str, Any]) -> jax.Array:
 
 
 @jax.jit
-def regress(p: dict[str, Any], states: jax.Array, windows: jax.Array, tests: jax.Array) -> jax.Array:
+def regress(
+    p: dict[str, Any], states: jax.Array, windows: jax.Array, tests: jax.Array
+) -> jax.Array:
     return kbr.condition(regression(p, states, windows), tests).weights @ states
 
 
 def by_leave_one_out(states: jax.Array, windows: jax.Array, length: int) -> dict[str, Any]:
     start = {"c": jnp.full(length, 1.0), "epsilon": jnp.asarray(1e-3)}
     loss = jax.tree_util.Partial(left_out, (states, windows))
-    optimiser = optax.adam(optax.cosine_decay_schedule(0.2, STEPS))
-    return kbr.tune(loss, start, optimiser, steps=STEPS, positive=lambda p: list(p.values()), progress=False).parameters
+    optimizer = optax.adam(optax.cosine_decay_schedule(0.2, STEPS))
+    return kbr.tune(
+        loss, start, optimizer, steps=STEPS, positive=lambda p: list(p.values()), progress=False
+    ).parameters
 
 
 def repetition(system: str, size: int, seed: int) -> dict[str, float]:
@@ -57,12 +63,17 @@ def repetition(system: str, size: int, seed: int) -> dict[str, float]:
     truth, tests = simulate(system, TEST, rng)
     estimates = {OPTIMAL: particle_filter(system, tests, rng)}
     for length in LENGTHS:
-        windows = kbr.delay_windows(observations, length)
-        seen = kbr.delay_windows(jnp.asarray(tests), length)
+        windows = kbr.delay_embedding(observations, length)
+        seen = kbr.delay_embedding(jnp.asarray(tests), length)
         data = (states, windows, *map(jnp.asarray, stretches(size)))
-        for name, bandwidth in (("one bandwidth", START["c"]), ("one a lag", np.full(length, START["c"]))):
+        for name, bandwidth in (
+            ("one bandwidth", START["c"]),
+            ("one a lag", np.full(length, START["c"])),
+        ):
             found = by_gradient(data, jax.random.key(seed), START | {"c": jnp.asarray(bandwidth)})
-            estimates[f"filter, {name}, {length}"] = decode(jax.tree.map(jnp.asarray, found), states, windows, seen)
+            estimates[f"filter, {name}, {length}"] = decode(
+                jax.tree.map(jnp.asarray, found), states, windows, seen
+            )
         estimates[f"ridge, one a lag, {length}"] = regress(
             by_leave_one_out(states, windows, length), states, windows, seen
         )
@@ -71,7 +82,9 @@ def repetition(system: str, size: int, seed: int) -> dict[str, float]:
 
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
-    repetitions, size = ([int(argument) for argument in sys.argv[1:]] + [REPETITIONS, SIZE][len(sys.argv) - 1 :])[:2]
+    repetitions, size = (
+        [int(argument) for argument in sys.argv[1:]] + [REPETITIONS, SIZE][len(sys.argv) - 1 :]
+    )[:2]
     results: dict[str, Any] = {"T": size, "repetitions": repetitions}
     rows: dict[str, list[dict[str, float]]] = {system: [] for system in SYSTEMS}
     for seed, system in tqdm(list(itertools.product(range(repetitions), SYSTEMS))):

@@ -31,7 +31,9 @@ def as_points(points: Points, name: str) -> Points:
             )
     sizes = sorted({leaf.shape[0] for leaf in leaves})
     if len(sizes) > 1:
-        raise ValueError(f"The parts of `{name}` have different numbers of points, {sizes}; they must agree.")
+        raise ValueError(
+            f"The parts of `{name}` have different numbers of points, {sizes}; they must agree."
+        )
     if sizes[0] == 0:
         raise ValueError(f"`{name}` is an empty sample; at least one point is needed.")
     return points
@@ -53,7 +55,9 @@ def _shapes(points: Points) -> list[tuple[int, ...]]:
 
 def padded(points: Points, missing: int) -> Points:
     """`missing` copies of the last point behind a sample: any other filling might lie outside a kernel's domain."""
-    return jax.tree.map(lambda leaf: jnp.concatenate([leaf, jnp.repeat(leaf[-1:], missing, axis=0)]), points)
+    return jax.tree.map(
+        lambda leaf: jnp.concatenate([leaf, jnp.repeat(leaf[-1:], missing, axis=0)]), points
+    )
 
 
 def _is_float(leaf: Array) -> bool:
@@ -64,7 +68,9 @@ def like(points: Points, reference: Points) -> Points:
     """The points in the precision of another sample of their kind, so that a computation has one dtype."""
     if jax.tree.structure(points) != jax.tree.structure(reference):
         return points
-    return jax.tree.map(lambda a, b: a.astype(b.dtype) if _is_float(a) and _is_float(b) else a, points, reference)
+    return jax.tree.map(
+        lambda a, b: a.astype(b.dtype) if _is_float(a) and _is_float(b) else a, points, reference
+    )
 
 
 def in_one_precision(*samples: Points) -> tuple[Points, ...]:
@@ -100,7 +106,9 @@ def check_same_size(points: Points, name: str, reference: Points, reference_name
         )
 
 
-def as_batch(points: Points, name: str, reference: Points, reference_name: str) -> tuple[Points, bool]:
+def as_batch(
+    points: Points, name: str, reference: Points, reference_name: str
+) -> tuple[Points, bool]:
     """One point or a batch of points, as a batch `[b, ...]`, and whether it was one point.
 
     `reference` is a sample of the same domain, so there is no guessing: a leaf with the rank of a sample is a batch,
@@ -116,7 +124,9 @@ def as_batch(points: Points, name: str, reference: Points, reference_name: str) 
     return points, False
 
 
-def as_weights(weights: ArrayLike | None, n: int, name: str, dtype: jnp.dtype) -> Float[Array, "*batch n"]:
+def as_weights(
+    weights: ArrayLike | None, n: int, name: str, dtype: jnp.dtype
+) -> Float[Array, "*batch n"]:
     """Weights `[..., n]`; uniform `1 / n` where None is given."""
     if weights is None:
         return jnp.full(n, 1 / n, dtype)
@@ -134,11 +144,13 @@ def as_positive(value: ArrayLike, name: str, *, scalar: bool = False) -> Float[A
     """A positive parameter as a floating-point array, of one number if `scalar`.
 
     A number, or a concrete array, that is not positive (or is NaN) is a `ValueError`. A traced value is not looked at:
-    inside `jit` and `grad`, positivity is the caller's, by the parametrisation.
+    inside `jit` and `grad`, positivity is the caller's, by the parametrization.
     """
     array = as_float(value)
     if scalar and array.ndim:
-        raise ValueError(f"`{name}` must be one number, got shape {array.shape}; use `vmap` for several.")
+        raise ValueError(
+            f"`{name}` must be one number, got shape {array.shape}; use `vmap` for several."
+        )
     if is_concrete(array) and not np.all(np.asarray(array) > 0):
         raise ValueError(f"`{name}` must be positive, got {np.asarray(array)}.")
     return array
@@ -148,13 +160,15 @@ def as_non_negative(value: ArrayLike, name: str, *, scalar: bool = False) -> Flo
     """As `as_positive`, with 0 allowed."""
     array = as_float(value)
     if scalar and array.ndim:
-        raise ValueError(f"`{name}` must be one number, got shape {array.shape}; use `vmap` for several.")
+        raise ValueError(
+            f"`{name}` must be one number, got shape {array.shape}; use `vmap` for several."
+        )
     if is_concrete(array) and not np.all(np.asarray(array) >= 0):
         raise ValueError(f"`{name}` must not be negative, got {np.asarray(array)}.")
     return array
 
 
-def as_share(value: ArrayLike, name: str) -> Float[Array, ""]:
+def as_fraction(value: ArrayLike, name: str) -> Float[Array, ""]:
     """A number in [0, 1) as a floating-point scalar; a concrete value outside is a `ValueError`."""
     array = as_float(value)
     if array.ndim or (is_concrete(array) and not 0 <= float(array) < 1):
@@ -194,7 +208,9 @@ def as_mask(mask: ArrayLike | None, n: int | tuple[int, ...], name: str) -> Bool
         return jnp.ones(shape, bool)
     mask = jnp.asarray(mask)
     if mask.shape != shape or mask.dtype != bool:
-        raise ValueError(f"`{name}` must be a boolean mask of shape {shape}, got {mask.dtype}{list(mask.shape)}.")
+        raise ValueError(
+            f"`{name}` must be a boolean mask of shape {shape}, got {mask.dtype}{list(mask.shape)}."
+        )
     return mask
 
 
@@ -202,7 +218,11 @@ def fill(points: Points, mask: Bool[Array, " n"], like: Points) -> Points:
     """The points where the mask is True, and one point `like` of their domain elsewhere: what stood there, NaN included,
     reaches neither value nor gradient.
     """
-    return jax.tree.map(lambda leaf, one: jnp.where(mask.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, one), points, like)
+    return jax.tree.map(
+        lambda leaf, one: jnp.where(mask.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, one),
+        points,
+        like,
+    )
 
 
 def without_padding(points: Points, mask: Bool[Array, " n"] | None) -> Points:

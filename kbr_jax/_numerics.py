@@ -66,9 +66,9 @@ def squared_distances(
     r"""Squared Euclidean distances $\sum_c ((x_{ic} - y_{jc}) / h_c)^2$ for `scale` h (one number, or one a coordinate), shape
     `[n, m]`, cost O(n m d), memory O(n m). Apart from rounding, no distance depends on the other points.
 
-    Above 16 coordinates one matrix product does the work, of points shifted by their common centre: the error of
+    Above 16 coordinates one matrix product does the work, of points shifted by their common center: the error of
     $|x|^2 + |y|^2 - 2 x y$ grows with the square of the distance from there. Where that would leave fewer than half of the
-    digits (a point more than 1 / eps^{1/4} scales from the centre: 50 in float32, 8000 in float64), the squares are summed as
+    digits (a point more than 1 / eps^{1/4} scales from the center: 50 in float32, 8000 in float64), the squares are summed as
     for few coordinates, up to three times slower. What is below the rounding error of the product counts as zero, so that
     a point and its copy are at distance 0.
     """
@@ -77,10 +77,12 @@ def squared_distances(
 
 @jax.custom_jvp
 @jax.jit
-def _squares(x: Float[Array, "n d"], y: Float[Array, "m d"], scale: Float[Array, "*d"]) -> Float[Array, "n m"]:
+def _squares(
+    x: Float[Array, "n d"], y: Float[Array, "m d"], scale: Float[Array, "*d"]
+) -> Float[Array, "n m"]:
     if x.shape[1] <= _DIRECT_DIMENSIONS:
         return _weighted_squares(x.T, y.T, 1 / scale**2)
-    near_x, near_y = (part / scale for part in _centred(x, y))
+    near_x, near_y = (part / scale for part in _centered(x, y))
     norms_x, norms_y = jnp.sum(near_x**2, 1), jnp.sum(near_y**2, 1)
 
     def product():
@@ -88,11 +90,13 @@ def _squares(x: Float[Array, "n d"], y: Float[Array, "m d"], scale: Float[Array,
         squares = norms - 2 * matmul(near_x, near_y.T)
         return jnp.where(squares <= 8 * jnp.finfo(x.dtype).eps * norms, 0, squares)  # NaN stays
 
-    return lax.cond(_too_far(norms_x, norms_y), lambda: _summed_squares(x, y, 1 / scale**2), product)
+    return lax.cond(
+        _too_far(norms_x, norms_y), lambda: _summed_squares(x, y, 1 / scale**2), product
+    )
 
 
 def _too_far(*norms: Array) -> Bool[Array, ""]:
-    """Whether some point is so far from the centre that squares multiplied out would lose half of their digits."""
+    """Whether some point is so far from the center that squares multiplied out would lose half of their digits."""
     most = float(jnp.finfo(norms[0].dtype).eps) ** -0.5
     return _in_any_batch(jnp.any(jnp.stack([jnp.any(part > most) for part in norms])))
 
@@ -108,20 +112,26 @@ def _(axis_size, in_batched, flags):
     return _in_any_batch(jnp.any(flags)), False
 
 
-def _centred(x: Float[Array, "n d"], y: Float[Array, "m d"]) -> tuple[Float[Array, "n d"], Float[Array, "m d"]]:
+def _centered(
+    x: Float[Array, "n d"], y: Float[Array, "m d"]
+) -> tuple[Float[Array, "n d"], Float[Array, "m d"]]:
     # Without what is not finite: it stays in its own row.
     total = sum(jnp.sum(jnp.where(jnp.isfinite(part), part, 0), 0) for part in (x, y))
-    centre = lax.stop_gradient(total / (x.shape[0] + y.shape[0]))
-    return x - centre, y - centre
+    center = lax.stop_gradient(total / (x.shape[0] + y.shape[0]))
+    return x - center, y - center
 
 
-def _summed_squares(x: Float[Array, "n d"], y: Float[Array, "m d"], weights: Float[Array, "*d"]) -> Float[Array, "n m"]:
+def _summed_squares(
+    x: Float[Array, "n d"], y: Float[Array, "m d"], weights: Float[Array, "*d"]
+) -> Float[Array, "n m"]:
     """`_weighted_squares` of any number of coordinates, some at a time."""
     count = -(-x.shape[1] // _DIRECT_DIMENSIONS)
 
     def blocks(columns):
         rest = count * _DIRECT_DIMENSIONS - columns.shape[0]
-        return jnp.pad(columns, ((0, rest), (0, 0))).reshape(count, _DIRECT_DIMENSIONS, columns.shape[1])
+        return jnp.pad(columns, ((0, rest), (0, 0))).reshape(
+            count, _DIRECT_DIMENSIONS, columns.shape[1]
+        )
 
     parts = blocks(x.T), blocks(y.T), blocks(jnp.broadcast_to(weights, x.shape[1])[:, None])[..., 0]
 
@@ -147,11 +157,11 @@ def _weighted_squares(
 def _squares_jvp(primals, tangents):
     r"""$2 \sum_c h_c^{-2} (x_c - y_c)(dx_c - dy_c)$ by matrix products, in both modes: four times as fast as differentiating the sum.
 
-    Multiplied out it cancels, but only to the first order, and the points are centred first.
+    Multiplied out it cancels, but only to the first order, and the points are centered first.
     """
     (x, y, scale), (dx, dy, dscale) = primals, tangents
     squares = _squares(x, y, scale)
-    near_x, near_y = _centred(x, y)
+    near_x, near_y = _centered(x, y)
     total = jnp.zeros_like(squares)
     if not _is_zero(dx):
         weighted = 2 / scale**2 * dx
@@ -203,7 +213,7 @@ class AbstractFactor(eqx.Module):
 class PSDFactor(AbstractFactor):
     """A factored positive definite matrix `matrix + shift I`, made to be solved with many times.
 
-    Gradients come from `matrix` and `shift` by implicit differentiation, never from the factorisation: one more solve,
+    Gradients come from `matrix` and `shift` by implicit differentiation, never from the factorization: one more solve,
     no differentiated Cholesky. Do not replace `matrix` in a finished factor (it would be stale); make a new one.
     """
 
@@ -229,7 +239,9 @@ class PSDFactor(AbstractFactor):
 
         def refined(_, rhs):
             first = jax.scipy.linalg.cho_solve(factor, rhs)
-            residual = (rhs - matmul(lax.stop_gradient(self.matrix), first)) - lax.stop_gradient(self.shift) * first
+            residual = (rhs - matmul(lax.stop_gradient(self.matrix), first)) - lax.stop_gradient(
+                self.shift
+            ) * first
             return first + jax.scipy.linalg.cho_solve(factor, residual)
 
         return lax.custom_linear_solve(product, b, refined, symmetric=True)
@@ -239,7 +251,7 @@ class PSDFactor(AbstractFactor):
 def psd_factor(matrix: Float[Array, "n n"], shift: Float[Array, ""] | float = 0.0) -> PSDFactor:
     """Factor `matrix + shift I` of a positive semi-definite matrix; cost O(n^3).
 
-    The factorisation adds the jitter (see `jitter`), times 10 for as long as it breaks down, at most five times, so
+    The factorization adds the jitter (see `jitter`), times 10 for as long as it breaks down, at most five times, so
     rounding errors in a rank-deficient Gram matrix give a finite answer. A matrix that is not positive semi-definite
     to about a part in 10^10 (float64) or 10^2 (float32) still gives NaN: that is an error of the caller.
     """
@@ -252,7 +264,7 @@ def psd_factor(matrix: Float[Array, "n n"], shift: Float[Array, ""] | float = 0.
 
     def failed(carry):
         number, upper = carry
-        # A factorisation that breaks down is NaN everywhere.
+        # A factorization that breaks down is NaN everywhere.
         return (number < _CHOLESKY_ATTEMPTS) & ~jnp.all(jnp.isfinite(jnp.diagonal(upper)))
 
     # The first attempt stands outside the loop, whose carry a batch would select from, matrix by matrix.
@@ -280,7 +292,7 @@ def resolvent(
 
     $$ (M + i\sqrt{\delta})^{-1} = M (M^2 + \delta)^{-1} - i\sqrt{\delta} (M^2 + \delta)^{-1} $$
 
-    so one complex LU gives both squared-regularised solves without ever squaring the matrix: the condition number is
+    so one complex LU gives both squared-regularized solves without ever squaring the matrix: the condition number is
     $|M| / \sqrt{\delta}$, not $|M|^2 / \delta$, which is what keeps float32 usable, at the price of the real route.
 
     **Returns:** `M (M^2 + delta)^{-1} b` and `(M^2 + delta)^{-1} b`; cost O(n^3 + n^2 k).

@@ -1,7 +1,7 @@
 r"""Pictures of embeddings, beliefs and learning curves, on matplotlib axes: `from kbr_jax import plotting`.
 
-Needs the extra `plot`, which is imported when something is drawn. Colours are told apart by colour-blind eyes, and nothing is
-told by colour alone: what is negative also points down or is dashed, and shades only grow darker.
+Needs the extra `plot`, which is imported when something is drawn. Colors are told apart by color-blind eyes, and nothing is
+told by color alone: what is negative also points down or is dashed, and shades only grow darker.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 from ._checks import as_points
 from ._typing import Array, ArrayLike, Points
 from .embedding import Embedding, evaluate, witness
-from .tuning import Tuned
+from .tuning import TuneResult
 
 _BLUE, _ORANGE, _SHADES, _BOTH_SIGNS = "#0072b2", "#d55e00", "Blues", "PuOr_r"
 _LEVELS = 8  # of one sign
@@ -56,17 +56,20 @@ def plot_embedding(
         _filled(axis, sides, values, both_signs=False)
         if weights:
             share = np.abs(own) / largest
-            styles = {"black": {"marker": "o", "linewidths": 0}, _ORANGE: {"marker": "x", "linewidths": 0.8}}
-            for part, (colour, style) in zip((~negative, negative), styles.items(), strict=True):
+            styles = {
+                "black": {"marker": "o", "linewidths": 0},
+                _ORANGE: {"marker": "x", "linewidths": 0.8},
+            }
+            for part, (color, style) in zip((~negative, negative), styles.items(), strict=True):
                 shown = part & (share > 0.05)
-                axis.scatter(*points[shown].T, s=40 * share[shown], color=colour, alpha=0.5, **style)
+                axis.scatter(*points[shown].T, s=40 * share[shown], color=color, alpha=0.5, **style)
         return axis
     axis.plot(sides[0], values, color=color, lw=2, label=label, zorder=3)
     if weights:
         stems = own * (0.25 * np.max(np.abs(values)) / largest)
-        for part, colour in ((own > 0, color), (negative, _ORANGE)):
-            axis.vlines(points[part, 0], 0, stems[part], color=colour, lw=0.8, alpha=0.7)
-    axis.axhline(0, color="grey", lw=0.6)
+        for part, shade in ((own > 0, color), (negative, _ORANGE)):
+            axis.vlines(points[part, 0], 0, stems[part], color=shade, lw=0.8, alpha=0.7)
+    axis.axhline(0, color="gray", lw=0.6)
     axis.set(xlim=(sides[0][0], sides[0][-1]), ylabel="μ(z)")
     return axis
 
@@ -93,10 +96,17 @@ def plot_witness(p: Embedding, q: Embedding, grid: Points, *, axis: Any = None) 
     axis.plot(z, np.asarray(evaluate(other, mesh)), color=_ORANGE, lw=1, ls="--", label="q")
     axis.fill_between(z, zeros, np.maximum(values, 0), color=_BLUE, alpha=0.3, lw=0)
     axis.fill_between(
-        z, zeros, np.minimum(values, 0), facecolor=_ORANGE, alpha=0.3, lw=0, hatch="///", edgecolor="white"
+        z,
+        zeros,
+        np.minimum(values, 0),
+        facecolor=_ORANGE,
+        alpha=0.3,
+        lw=0,
+        hatch="///",
+        edgecolor="white",
     )
     axis.plot(z, values, color="black", lw=1.5, label="witness p - q")
-    axis.axhline(0, color="grey", lw=0.6)
+    axis.axhline(0, color="gray", lw=0.6)
     low, high = axis.get_ylim()
     axis.set(xlim=(z[0], z[-1]), ylim=(low, high + 0.15 * (high - low)))  # room for the legend
     axis.legend(loc="upper center", ncols=3, frameon=False)
@@ -142,27 +152,38 @@ def plot_beliefs(
     count = beliefs.weights.shape[0]
     if positions is None:
         if not isinstance(mesh, jax.Array) or mesh.size != mesh.shape[0]:
-            raise ValueError("The points of `grid` are not numbers: say by `positions` [m] where they stand.")
+            raise ValueError(
+                "The points of `grid` are not numbers: say by `positions` [m] where they stand."
+            )
         positions = mesh.reshape(-1)
     values = np.asarray(evaluate(beliefs, mesh))
     height = _numbers(positions, values.shape[1], "positions")
     # Bounds of both kinds are given: they must not depend on what one belief happens to be.
     top = max(np.max(values), np.finfo(values.dtype).tiny)
     axis.pcolormesh(
-        np.arange(count), height, values.T, cmap=_SHADES, vmin=0, vmax=top, shading="nearest", rasterized=True
+        np.arange(count),
+        height,
+        values.T,
+        cmap=_SHADES,
+        vmin=0,
+        vmax=top,
+        shading="nearest",
+        rasterized=True,
     )
     lines = ((truth, "truth", "black", "-", 1.8), (estimate, "estimate", _ORANGE, "--", 1.5))
-    for given, name, colour, style, width in lines:
+    for given, name, color, style, width in lines:
         if given is not None:
             line = _line(_numbers(given, count, name), period)
-            axis.plot(*line, color=colour, ls=style, lw=width, label=name, path_effects=_casing(width))
+            axis.plot(
+                *line, color=color, ls=style, lw=width, label=name, path_effects=_casing(width)
+            )
     if truth is not None or estimate is not None:
         axis.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False)
     axis.set(xlabel="time", ylim=(height[0], height[-1]), xlim=(-0.5, count - 0.5))
     return axis
 
 
-def plot_history(tuned: Tuned, *, axis: Any = None) -> Any:
+def plot_history(tuned: TuneResult, *, axis: Any = None) -> Any:
     """The learning curve of `tune`: loss and validation loss at each step, the best step, and what was rejected.
 
     **Arguments:** `tuned`, what `tune` returned; `axis`: where to draw; a new figure by default.
@@ -181,23 +202,32 @@ def plot_history(tuned: Tuned, *, axis: Any = None) -> Any:
         curves.append(_kept(tuned.history.validation, accepted))
     value, step = np.atleast_1d(tuned.value), np.atleast_1d(tuned.step)
     best = int(np.argmin(value))
-    names, colours, styles = ("loss", "validation"), (_BLUE, _ORANGE), ("-", "--")
+    names, colors, styles = ("loss", "validation"), (_BLUE, _ORANGE), ("-", "--")
     # The best start comes last, and so lies on top.
     for start in (*np.delete(np.arange(len(value)), best), best):
         chosen = start == best
-        for curve, name, colour, style in zip(curves, names, colours, styles, strict=False):
+        for curve, name, color, style in zip(curves, names, colors, styles, strict=False):
             # A validation loss now and then is a line nevertheless; the loss has gaps.
             steps = np.flatnonzero(np.isfinite(curve[start]) | (name == "loss"))
             axis.plot(
                 steps,
                 curve[start, steps],
-                color=colour,
+                color=color,
                 ls=style,
                 lw=2 if chosen else 0.8,
                 alpha=1 if chosen else 0.4,
                 label=name if chosen else None,
             )
-    axis.plot(step[best], value[best], "o", ms=9, mfc="none", mec="black", mew=1.5, label=f"best, step {step[best]}")
+    axis.plot(
+        step[best],
+        value[best],
+        "o",
+        ms=9,
+        mfc="none",
+        mec="black",
+        mew=1.5,
+        label=f"best, step {step[best]}",
+    )
     drawn = np.concatenate([curve[np.isfinite(curve)] for curve in curves])
     wide = drawn.size and np.max(drawn) > 10 * np.min(drawn) > 0
     axis.set(xlabel="step", ylabel="loss", yscale="log" if wide else "linear")
@@ -205,7 +235,15 @@ def plot_history(tuned: Tuned, *, axis: Any = None) -> Any:
     if rejected.size:
         # At a fixed height of the picture: a rejected step has no loss to stand at.
         low = np.full(rejected.shape, 0.03)
-        axis.plot(rejected, low, "x", color="black", ms=5, transform=axis.get_xaxis_transform(), label="rejected")
+        axis.plot(
+            rejected,
+            low,
+            "x",
+            color="black",
+            ms=5,
+            transform=axis.get_xaxis_transform(),
+            label="rejected",
+        )
     axis.legend(frameon=False)
     return axis
 
@@ -217,7 +255,9 @@ def _axes(axis: Any) -> Any:
     try:
         from matplotlib import pyplot
     except ImportError as error:
-        raise ImportError("Pictures need matplotlib, which is an extra: pip install 'kbr_jax[plot]'") from error
+        raise ImportError(
+            "Pictures need matplotlib, which is an extra: pip install 'kbr_jax[plot]'"
+        ) from error
     return pyplot.subplots(layout="constrained")[1]
 
 
@@ -235,12 +275,17 @@ def _filled(axis: Any, sides: list[np.ndarray], values: np.ndarray, *, both_sign
     # Nothing is painted within one level of 0, where a sign is noise.
     levels = high / _LEVELS * np.arange(1, _LEVELS + 1)
     levels = np.concatenate([-levels[::-1], levels])
-    colours, shown = (_BOTH_SIGNS, levels) if both_signs else (_SHADES, levels[_LEVELS:])
-    axis.contourf(*sides, np.clip(table, levels[0], levels[-1]), shown, cmap=colours)
+    colors, shown = (_BOTH_SIGNS, levels) if both_signs else (_SHADES, levels[_LEVELS:])
+    axis.contourf(*sides, np.clip(table, levels[0], levels[-1]), shown, cmap=colors)
     dashed = levels[(levels < 0) & (levels > np.min(values))]
     if dashed.size:
         axis.contour(
-            *sides, table, dashed, colors="black" if both_signs else _ORANGE, linestyles="dashed", linewidths=0.8
+            *sides,
+            table,
+            dashed,
+            colors="black" if both_signs else _ORANGE,
+            linestyles="dashed",
+            linewidths=0.8,
         )
     axis.set_aspect("equal")
     return axis
@@ -263,8 +308,14 @@ def _unbatched(embedding: Embedding, grid: Any) -> tuple[np.ndarray, Any, list[n
     if rows.shape[1] == 1:
         mesh = _like(grid, points)
         return rows, mesh, [np.asarray(mesh).reshape(-1)]
-    if not isinstance(grid, (tuple, list)) or len(grid) != 2 or any(np.ndim(side) != 1 for side in grid):
-        raise ValueError("For points in the plane `grid` must be a pair of arrays of numbers, one for each side.")
+    if (
+        not isinstance(grid, (tuple, list))
+        or len(grid) != 2
+        or any(np.ndim(side) != 1 for side in grid)
+    ):
+        raise ValueError(
+            "For points in the plane `grid` must be a pair of arrays of numbers, one for each side."
+        )
     sides = [np.asarray(side, rows.dtype) for side in grid]
     return rows, np.stack(np.meshgrid(*sides, indexing="ij"), axis=-1).reshape(-1, 2), sides
 

@@ -70,7 +70,7 @@ now, seen, later = (
 )
 counts = np.concatenate(real[train, 1:])
 kernel = kbr.Gaussian(jnp.array([0.4, 0.4]))  # one bandwidth for the angle, one for the speed
-landmarks = kbr.kmeans_landmarks(now[counts], rank=120, key=jax.random.key(1))
+landmarks = kbr.kmeanspp_landmarks(now[counts], rank=120, key=jax.random.key(1))
 filt = kbr.MomentFilter.fit(
     kernel,
     kbr.Gaussian(0.4),
@@ -82,7 +82,7 @@ filt = kbr.MomentFilter.fit(
     posterior_regularizer=1e-4,
     landmarks_states=landmarks,
     landmarks_observations=12,
-    cells=kbr.soft_cells(kernel, landmarks),
+    cells=kbr.soft_partition(kernel, landmarks),
 )
 print(f"{counts.sum()} triples, from sequences of {lengths.min()} to {lengths.max()} steps")
 

@@ -56,10 +56,10 @@ truths = dict.fromkeys(drifts, standard) | {
 # the truth is a Gaussian here, the distance to it (to a sample of infinite size) has a closed form.
 
 # %%
-observed = {name: kbr.sample_sets(sets[:-1]) for name, sets in drifts.items()}
+observed = {name: kbr.sample_sequence(sets[:-1]) for name, sets in drifts.items()}
 models = {name: kbr.fit_dynamics(density, sets) for name, sets in observed.items()}
 predictions = {name: kbr.extrapolate(model) for name, model in models.items()}
-stacked = {name: kbr.mix_sets(density, observed[name], kbr.stacked_forecast(model).coefficients) for name, model in models.items()}
+stacked = {name: kbr.combine(density, observed[name], kbr.stacked_forecast(model).coefficients) for name, model in models.items()}
 for name, prediction in predictions.items():
     last = kbr.embed(density, drifts[name][-2])
     distances = [kbr.mmd_mixture(p, truths[name]) for p in (last, prediction, stacked[name])]

@@ -101,7 +101,7 @@ likelihood = jnp.exp(-jnp.sum((distances(cells) - seen) ** 2, axis=-1) / (2 * no
 densities = [jnp.ones(len(cells)), jnp.exp(-jnp.sum((cells - jnp.array([0.0, 0.5])) ** 2, axis=-1) / (2 * 0.8**2))]
 for name, density, posterior in zip(("flat", "leaning"), densities, posteriors):
     exact = kbr.embed(kernel_x, cells, likelihood * density / jnp.sum(likelihood * density))
-    belief, _ = kbr.normalise(posterior)
+    belief, _ = kbr.normalize(posterior)
     upper = [float(kbr.expectation(e, lambda z: jnp.where(z[1] > 0, 1.0, 0.0))) for e in (belief, exact)]
     print(
         f"{name} prior: {upper[0]:.2f} of the belief above the axis (exactly {upper[1]:.2f}); distance to the exact "
@@ -116,7 +116,7 @@ for axis, belief, title, used in zip(axes, (arc, *posteriors), titles, (1, 2, 2)
     axis.plot(*beacons[:used].T, "^", color="#0072b2", mec="white", ms=11, ls="none", label="beacons")
     axis.plot(*truth, "*", color="#d55e00", mec="white", ms=17, ls="none", label="the thing")
     axis.set_title(title, fontsize=11)
-axes[2].contour(side, side, densities[1].reshape(61, 61).T, 4, colors="grey", linestyles="dotted", linewidths=1)
+axes[2].contour(side, side, densities[1].reshape(61, 61).T, 4, colors="gray", linestyles="dotted", linewidths=1)
 axes[0].legend(loc="lower left", fontsize=9)
 axes[2].text(-1.5, -1.5, "dotted: the prior", fontsize=9, color="dimgrey")
 plt.show()

@@ -84,7 +84,7 @@ posterior = model.posterior(observed)
 low, high = kbr.credible_interval(posterior, 0.8)
 for name, *row in zip(names, truth, kbr.mean(posterior), low, high, strict=True):
     print("{:20s} true {:5.2f}, mean {:5.2f}, 80 % interval {:5.2f} to {:5.2f}".format(name, *map(float, row)))
-busy = kbr.expectation(kbr.normalise(posterior)[0], lambda t: t[2] * (t[0] + t[1] / 2))
+busy = kbr.expectation(kbr.normalize(posterior)[0], lambda t: t[2] * (t[0] + t[1] / 2))
 print(f"share of time that the counter is busy, expected {busy:.2f}, true {float(truth[2] * (truth[0] + truth[1] / 2)):.2f}")
 
 # %% [markdown]
@@ -106,7 +106,7 @@ informed_model = kbr.fit_posterior(
     regularizer=1e-4,
     posterior_regularizer=best["regularizer"] ** 2,
     clip=True,
-    normalise=True,
+    normalize=True,
     landmarks_parameters=200,
     landmarks_data=200,
 )
@@ -154,7 +154,7 @@ print("flat prior, regression ABC with 3000 calls", np.round(rival[1] @ rival[0]
 #
 # Five hundred other queues, with parameters from the prior: one call for all of them. An 80 % interval should hold the true parameter
 # in 80 % of the cases; errors are in units of the prior's standard deviation. With 3000 simulations in seven
-# dimensions the kernel has to average over a wide neighbourhood: the errors of the mean are those of regression ABC, but the
+# dimensions the kernel has to average over a wide neighborhood: the errors of the mean are those of regression ABC, but the
 # posteriors are wider than they could be, and the intervals hold more than they say.
 
 # %%
@@ -180,7 +180,7 @@ for name, means in errors.items():
 
 # %%
 figure, axes = plt.subplots(1, 3, figsize=(11, 3.2), layout="constrained")
-for kind, colour, found, reference in (
+for kind, color, found, reference in (
     ("flat prior", "#0072b2", posterior, references[0]),
     ("arrivals counted at the door", "#d55e00", informed_posterior, references[1]),
 ):
@@ -188,11 +188,11 @@ for kind, colour, found, reference in (
     low, high = kbr.credible_interval(found, 0.8)
     for i, axis in enumerate(axes):
         bins = np.linspace(0, float(highest[i]), 31)
-        axis.hist(samples[:, i], bins, density=True, color=colour, alpha=0.35, label=kind)
+        axis.hist(samples[:, i], bins, density=True, color=color, alpha=0.35, label=kind)
         heights, _ = np.histogram(reference[0][:, i], bins, weights=reference[1], density=True)
-        axis.stairs(heights, bins, color=colour, linewidth=1.3, label="regression ABC, 100000 calls")
-        place = -0.04 if colour == "#0072b2" else -0.08
-        axis.plot([low[i], high[i]], [place] * 2, color=colour, linewidth=4, transform=axis.get_xaxis_transform(), clip_on=False)
+        axis.stairs(heights, bins, color=color, linewidth=1.3, label="regression ABC, 100000 calls")
+        place = -0.04 if color == "#0072b2" else -0.08
+        axis.plot([low[i], high[i]], [place] * 2, color=color, linewidth=4, transform=axis.get_xaxis_transform(), clip_on=False)
 for i, axis in enumerate(axes):
     axis.axvline(truth[i], color="black", linestyle="--", linewidth=1, label="truth")
     axis.set_title(names[i], loc="left", fontsize=10)

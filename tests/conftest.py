@@ -22,14 +22,16 @@ jax.config.update("jax_numpy_rank_promotion", "allow")
 
 # The float32 leg runs what a user runs: no checker in between, so bad input meets the library's own errors.
 unchecked = ["test_float32.py", "test_errors.py", "test_propagation_errors.py"]
-checked = [name for name in sorted(os.listdir(os.path.dirname(__file__))) if name.startswith("test_")]
+checked = [
+    name for name in sorted(os.listdir(os.path.dirname(__file__))) if name.startswith("test_")
+]
 collect_ignore = [name for name in checked if name not in unchecked] if FLOAT32 else unchecked
 
 # There is a worker for each core: more threads for one product are no gain. XLA stops at a flag that it does not know.
 flags = ["--xla_cpu_multi_thread_eigen=false"]
 if not FLOAT32:
     jaxtyping.install_import_hook("kbr_jax", "beartype.beartype")
-    # Compiling is most of what the tests cost, and each program runs a few times on a few points: leave LLVM's optimisation
+    # Compiling is most of what the tests cost, and each program runs a few times on a few points: leave LLVM's optimization
     # to the float32 leg. `XLA_FLAGS= pytest` has it here too.
     flags += ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true"]
     if jax.__version_info__ < (0, 11):
@@ -41,7 +43,9 @@ os.environ.setdefault("XLA_FLAGS", " ".join(flags))
 def _draws_of_this_test_alone(request, monkeypatch):
     """A test that draws from its module's `RNG` gets the same numbers alone, in any order and on any worker."""
     if hasattr(request.module, "RNG"):
-        monkeypatch.setattr(request.module, "RNG", np.random.default_rng(zlib.crc32(request.node.nodeid.encode())))
+        monkeypatch.setattr(
+            request.module, "RNG", np.random.default_rng(zlib.crc32(request.node.nodeid.encode()))
+        )
 
 
 def pytest_runtest_teardown(item, nextitem):

@@ -24,12 +24,14 @@ def arguments_of(name):
 
 
 # The product knows nothing of the inside of a kernel: one case of each class is enough.
-@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith(("matern", "laplace-", "gaussian-m"))])
+@pytest.mark.parametrize(
+    "name", [name for name in CASES if not name.startswith(("matern", "laplace-", "gaussian-m"))]
+)
 def test_products_are_those_of_the_dense_matrix_for_every_block(name):
     kernel, x, y, v = arguments_of(name)
     expected = kbr.gram(kernel, x, y) @ v
     for block in (1, 3, 7, 50):  # 3 needs padding, 50 is more than there are
-        close(kbr.gram_product(kernel, x, y, v, block=block), expected)
+        close(kbr.gram_matvec(kernel, x, y, v, block=block), expected)
 
 
 GRADIENTS = ["gaussian-ard", "gaussian-wide", "matern12", "laplace", "chi-squared", "precomputed"]
@@ -42,7 +44,7 @@ def test_gradients_are_those_of_the_dense_matrix(name):
     @eqx.filter_jit
     def compute(arguments):
         def blocked(arguments):
-            return jnp.sum(weights * kbr.gram_product(*arguments, block=3))
+            return jnp.sum(weights * kbr.gram_matvec(*arguments, block=3))
 
         def dense(arguments):
             kernel, x, y, v = arguments
@@ -58,14 +60,16 @@ def test_gradients_are_those_of_the_dense_matrix(name):
 def test_vectors_columns_and_the_default_block():
     expected = kbr.gram(KERNEL, X, Y)
     columns = jnp.asarray(RNG.normal(size=(120, 2, 3)))
-    close(kbr.gram_product(KERNEL, X, Y, columns[:, 0, 0]), expected @ columns[:, 0, 0])
-    close(kbr.gram_product(KERNEL, X, Y, columns, block=50), jnp.tensordot(expected, columns, axes=1))
+    close(kbr.gram_matvec(KERNEL, X, Y, columns[:, 0, 0]), expected @ columns[:, 0, 0])
+    close(
+        kbr.gram_matvec(KERNEL, X, Y, columns, block=50), jnp.tensordot(expected, columns, axes=1)
+    )
 
 
 def test_vmap_over_columns_and_kernels():
     kernels = jax.tree.map(lambda *leaves: jnp.stack(leaves), kbr.Gaussian(0.5), kbr.Gaussian(1.0))
     v = jnp.asarray(RNG.normal(size=(2, 120)))
-    batch = jax.jit(jax.vmap(lambda k, v: kbr.gram_product(k, X, Y, v, block=50)))(kernels, v)
+    batch = jax.jit(jax.vmap(lambda k, v: kbr.gram_matvec(k, X, Y, v, block=50)))(kernels, v)
     for product, h, column in zip(batch, (0.5, 1.0), v, strict=True):
         close(product, kbr.gram(kbr.Gaussian(h), X, Y) @ column)
 
@@ -78,7 +82,7 @@ def test_memory_is_that_of_a_block_also_for_the_gradient(kernel):
     x, v = jax.ShapeDtypeStruct((n, d), jnp.float64), jax.ShapeDtypeStruct((n, 2), jnp.float64)
 
     def loss(kernel, x, y, v):
-        return jnp.sum(kbr.gram_product(kernel, x, y, v, block=block) ** 2)
+        return jnp.sum(kbr.gram_matvec(kernel, x, y, v, block=block) ** 2)
 
     for function, blocks in ((loss, 4), (jax.grad(loss, argnums=(0, 1, 2, 3)), 12)):
         memory = jax.jit(function).lower(kernel, x, x, v).compile().memory_analysis()
@@ -97,14 +101,18 @@ def test_memory_is_that_of_a_block_also_for_the_gradient(kernel):
 )
 def test_wrong_arguments_of_a_product(v, block, message):
     with pytest.raises(ValueError, match=message):
-        kbr.gram_product(KERNEL, X, Y, v, block=block)
+        kbr.gram_matvec(KERNEL, X, Y, v, block=block)
 
 
 def test_the_exponential_is_within_an_ulp():
-    x = np.concatenate([np.linspace(-745, 710, 20001), -np.logspace(-300, 0, 50), [0, np.inf, -np.inf, np.nan]])
+    x = np.concatenate(
+        [np.linspace(-745, 710, 20001), -np.logspace(-300, 0, 50), [0, np.inf, -np.inf, np.nan]]
+    )
     with np.errstate(over="ignore"):
         expected = np.exp(x)
-    expected = np.where(expected < 3.4e-308, 0, expected)  # close to the subnormal numbers, zero will do
+    expected = np.where(
+        expected < 3.4e-308, 0, expected
+    )  # close to the subnormal numbers, zero will do
     actual = np.asarray(exp(jnp.asarray(x)))
     np.testing.assert_allclose(np.where(actual < 3.4e-308, 0, actual), expected, rtol=4.5e-16)
     second = jax.grad(jax.grad(exp))(jnp.asarray(-0.3))
@@ -113,7 +121,11 @@ def test_the_exponential_is_within_an_ulp():
 
 @pytest.mark.parametrize("scale", [np.array([0.5, 1.0, 2.0])])
 def test_both_modes_and_second_derivatives_of_squared_distances(scale):
-    x, y, scale = jnp.asarray(RNG.normal(size=(4, 3))), jnp.asarray(RNG.normal(size=(5, 3))), jnp.asarray(scale)
+    x, y, scale = (
+        jnp.asarray(RNG.normal(size=(4, 3))),
+        jnp.asarray(RNG.normal(size=(5, 3))),
+        jnp.asarray(scale),
+    )
     weights = jnp.asarray(RNG.normal(size=(4, 5)))
 
     def plain(x, y, scale):
@@ -123,14 +135,18 @@ def test_both_modes_and_second_derivatives_of_squared_distances(scale):
         return jnp.sum(weights * squared_distances(x, y, scale) ** 2)
 
     for transform in (jax.jacfwd, jax.jacrev, jax.hessian):
-        actual, expected = (jax.jit(transform(f, argnums=(0, 1, 2)))(x, y, scale) for f in (ours, plain))
+        actual, expected = (
+            jax.jit(transform(f, argnums=(0, 1, 2)))(x, y, scale) for f in (ours, plain)
+        )
         for one, other in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
             close(one, other, rtol=1e-11, atol=1e-10)
 
 
 def fit(solver=None, regularizer=1e-4, bandwidth=0.6, **options):
     kernel = kbr.Gaussian(bandwidth)
-    return kbr.fit_conditional(kernel, kernel, X, Y, regularizer=regularizer, solver=solver, **options)
+    return kbr.fit_conditional(
+        kernel, kernel, X, Y, regularizer=regularizer, solver=solver, **options
+    )
 
 
 EXACT = fit()
@@ -150,7 +166,7 @@ def test_the_rules_agree_with_the_factored_solve(solver):
         lambda m: kbr.conditional_expectation(m, lambda y: y, QUERIES),
         lambda m: kbr.sum_rule(m, prior).weights,
         lambda m: kbr.chain_rule(m, prior, form="a").weights,
-        lambda m: kbr.condition_centred(m, QUERIES).weights,
+        lambda m: kbr.condition_centered(m, QUERIES).weights,
     ):
         close(rule(model), rule(EXACT), rtol=1e-7, atol=1e-7)
 
@@ -159,7 +175,9 @@ def test_bayes_rule_with_landmarks_or_by_forming_the_matrix():
     prior = kbr.embed(KERNEL, QUERIES)
     for landmarks in (None, 60):
         expected, actual = (
-            kbr.bayes_rule(fit(s, landmarks_y=landmarks), prior, QUERIES[:2], regularizer=1e-3).weights
+            kbr.bayes_rule(
+                fit(s, landmarks_y=landmarks), prior, QUERIES[:2], regularizer=1e-3
+            ).weights
             for s in (None, SOLVERS["landmarks"])
         )
         close(actual, expected, rtol=1e-7, atol=1e-7)
@@ -176,13 +194,13 @@ def test_gradients_are_those_of_the_factored_solve():
 
 
 def test_landmarks_save_iterations_and_the_report_is_true():
-    columns = EXACT.features_x.encode(QUERIES).T
+    columns = EXACT.features_x.coordinates(QUERIES).T
     columns = columns.at[:, 0].set(0)
     counts = {}
     for name, solver in SOLVERS.items():
         model = fit(solver)
         solution, report = model.factor.diagnose(columns)
-        residual = columns - (EXACT.features_x.codes @ solution + 120 * 1e-4 * solution)
+        residual = columns - (EXACT.features_x.matrix @ solution + 120 * 1e-4 * solution)
         norms = np.linalg.norm(residual, axis=0)[1:] / np.linalg.norm(columns, axis=0)[1:]
         assert report.converged and norms.max() < 1.1e-12
         close(report.residual[1:], norms, rtol=0, atol=1e-13)
@@ -196,8 +214,12 @@ def test_a_solve_that_does_not_converge_is_an_error_or_a_report():
     with pytest.raises(eqx.EquinoxRuntimeError, match="did not reach the tolerance"):
         kbr.condition(fit(kbr.ConjugateGradient(**few)), QUERIES)
     model = fit(kbr.ConjugateGradient(**few, throw=False))
-    _, report = model.factor.diagnose(EXACT.features_x.encode(QUERIES).T)
-    assert not report.converged and np.all(report.iterations == 3) and np.all(np.isfinite(report.residual))
+    _, report = model.factor.diagnose(EXACT.features_x.coordinates(QUERIES).T)
+    assert (
+        not report.converged
+        and np.all(report.iterations == 3)
+        and np.all(np.isfinite(report.residual))
+    )
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from test_smoothing import DELTA_S, forward_backward, numpy_ratio
 import kbr_jax as kbr
 
 H_U, RIDGE = 0.7, 0.04
-CLEANING = {"clip": True, "truncation": 0.1, "normalise": True}
+CLEANING = {"clip": True, "truncation": 0.1, "normalize": True}
 RNG = np.random.default_rng(3)
 STATES, OBSERVED = nonlinear_sequence(T, 7)
 CONTROLS = RNG.normal(size=(T, 1))
@@ -47,7 +47,11 @@ def fit(landmarks=None, form="b", bandwidth=H_U, regularizer=RIDGE, **options):
         **{"posterior_regularizer": DELTA, "truncation": 0.1, **options},
     )
     return kbr.ControlledFilter.fit(
-        base, kbr.Gaussian(bandwidth), jnp.asarray(CONTROLS), regularizer=regularizer, landmarks=landmarks
+        base,
+        kbr.Gaussian(bandwidth),
+        jnp.asarray(CONTROLS),
+        regularizer=regularizer,
+        landmarks=landmarks,
     )
 
 
@@ -57,11 +61,16 @@ def pair_gram(filt):
     def product(s, u, s_other, u_other):
         return gaussian(s, s_other, H_S) * gaussian(u, u_other, H_U)
 
-    if isinstance(filt.pairs, kbr.ExactFeatures):
+    if isinstance(filt.pairs, kbr.DenseGram):
         return product
-    s_z, u_z = (np.asarray(part)[np.asarray(filt.pairs.landmarks.active)] for part in filt.pairs.landmarks.points)
+    s_z, u_z = (
+        np.asarray(part)[np.asarray(filt.pairs.landmarks.active)]
+        for part in filt.pairs.landmarks.points
+    )
     inner = np.linalg.inv(product(s_z, u_z, s_z, u_z))
-    return lambda s, u, s_other, u_other: product(s, u, s_z, u_z) @ inner @ product(s_z, u_z, s_other, u_other)
+    return lambda s, u, s_other, u_other: (
+        product(s, u, s_z, u_z) @ inner @ product(s_z, u_z, s_other, u_other)
+    )
 
 
 def transition_matrix(filt, control):
@@ -87,7 +96,9 @@ def numpy_run(filt, form):
         w = inverse @ ks(s, s_next) @ v
     smoothed = [beliefs[-1] / beliefs[-1].sum()]
     for t in range(STEPS - 2, -1, -1):
-        ratio = np.maximum(numpy_ratio(form, joints[t], ks(s_next, s_next), ks(s_next, s) @ smoothed[-1]), 0)
+        ratio = np.maximum(
+            numpy_ratio(form, joints[t], ks(s_next, s_next), ks(s_next, s) @ smoothed[-1]), 0
+        )
         belief = beliefs[t] * (transition_matrix(filt, INPUTS[t]).T @ ratio)
         smoothed.append(belief / belief.sum())
     return np.stack(beliefs), np.stack(smoothed[::-1])
@@ -117,7 +128,9 @@ def test_filter_and_smoother(landmarks, form):
     # What a gap believes is the prediction, regressed and cleaned.
     ahead = filt.predict(run.weights[3], 2, inputs[3:5])
     close(ahead.points, filt.successors)
-    weights = filt.states.ridge_weights(filt.base.state_factor, (ahead.weights @ filt.base.successor_codes)[None])[0]
+    weights = filt.states.ridge_weights(
+        filt.base.state_factor, (ahead.weights @ filt.base.successor_codes)[None]
+    )[0]
     close(run.weights[5], kbr.clean_weights(weights, **CLEANING))
     close(filt.predict(run.weights, 2, inputs[3:5]).weights[3], ahead.weights)
 
@@ -144,7 +157,9 @@ def test_an_input_that_never_changes_is_the_two_inverse_filter():
 def controlled_model(seed):
     """Counts of transitions `[input, state, successor]` and of observations `[state, symbol]`, and a sample exact for both."""
     rng = np.random.default_rng(seed)
-    counts = np.stack([[rng.multinomial(8, rng.dirichlet(np.ones(3))) + 1 for _ in range(3)] for _ in range(2)])
+    counts = np.stack(
+        [[rng.multinomial(8, rng.dirichlet(np.ones(3))) + 1 for _ in range(3)] for _ in range(2)]
+    )
     emission = np.maximum(np.round(4 * rng.dirichlet(np.ones(3) * 2, size=3)), 1).astype(int)
     rows = [
         (i, u, j, c)
@@ -153,7 +168,12 @@ def controlled_model(seed):
         for _ in range(counts[u, i, j] * emission[i, c])
     ]
     matrices = counts / counts.sum(-1, keepdims=True)
-    return np.array(rows).T, matrices, emission / emission.sum(1, keepdims=True), rng.integers(3, size=12)
+    return (
+        np.array(rows).T,
+        matrices,
+        emission / emission.sum(1, keepdims=True),
+        rng.integers(3, size=12),
+    )
 
 
 @pytest.mark.parametrize("form", ["b", "importance"])
@@ -174,7 +194,9 @@ def test_exact_controlled_hidden_markov_model(form):
         landmarks_observations=3,
         truncation=0.0,
     )
-    filt = kbr.ControlledFilter.fit(base, kbr.Delta(), jnp.asarray(u), regularizer=1e-9, landmarks=6)
+    filt = kbr.ControlledFilter.fit(
+        base, kbr.Delta(), jnp.asarray(u), regularizer=1e-9, landmarks=6
+    )
     run = kbr.filter(filt, jnp.asarray(sequence), controls=jnp.asarray(inputs))
     belief, filtered = np.bincount(s, minlength=3) / len(s), []
     for symbol, control in zip(sequence, inputs, strict=True):
@@ -185,7 +207,9 @@ def test_exact_controlled_hidden_markov_model(form):
     close(by_state(filt, run.weights), filtered, 0, 1e-8)
     smoothed = [filtered[-1]]
     for t in range(10, -1, -1):
-        smoothed.append(forward_backward(np.stack([filtered[t], smoothed[-1]]), matrices[inputs[t]])[0])
+        smoothed.append(
+            forward_backward(np.stack([filtered[t], smoothed[-1]]), matrices[inputs[t]])[0]
+        )
     weights = kbr.smooth(filt, run.weights, controls=jnp.asarray(inputs), regularizer=ridge)
     close(by_state(filt, weights), np.stack(smoothed[::-1]), 0, 1e-8)
     assert np.abs(np.stack(smoothed[::-1]) - filtered).max() > 0.02
@@ -196,11 +220,17 @@ def test_gradients_and_batches():
 
     def error(logs, sequence):
         bandwidth, epsilon, delta = jnp.exp(logs)
-        filt = fit(None, "importance", bandwidth, epsilon, posterior_regularizer=0.05, truncation=0.0)
+        filt = fit(
+            None, "importance", bandwidth, epsilon, posterior_regularizer=0.05, truncation=0.0
+        )
         inputs = jnp.asarray(INPUTS)
         weights = kbr.filter(filt, sequence, controls=inputs).weights
-        smoothed = kbr.mean(filt.belief(kbr.smooth(filt, weights, controls=inputs, regularizer=delta)))
-        return jnp.mean((smoothed - truth) ** 2) + kbr.filter_loss(filt, truth, sequence, controls=inputs)
+        smoothed = kbr.mean(
+            filt.belief(kbr.smooth(filt, weights, controls=inputs, regularizer=delta))
+        )
+        return jnp.mean((smoothed - truth) ** 2) + kbr.filter_loss(
+            filt, truth, sequence, controls=inputs
+        )
 
     logs, batch = jnp.log(jnp.asarray([H_U, RIDGE, 0.3])), jnp.asarray(np.stack([TEST, TEST[::-1]]))
     both = jax.jit(jax.vmap(jax.value_and_grad(error), in_axes=(None, 0)))

@@ -10,7 +10,9 @@ import pytest
 
 import kbr_jax as kbr
 
-CASES = json.loads((pathlib.Path(__file__).parent / "reference_cases.json").read_text())["distributions"]
+CASES = json.loads((pathlib.Path(__file__).parent / "reference_cases.json").read_text())[
+    "distributions"
+]
 SMALL = CASES["2_small_sets"]
 G = kbr.Gaussian(1.0)
 DENSITY = float((2 * np.pi) ** -0.5) * G
@@ -27,15 +29,19 @@ def close(actual, expected, tol=1e-10):
 
 
 def sequence(sets=SETS, **options):
-    return kbr.sample_sets([jnp.asarray(points) for points in sets], **options)
+    return kbr.sample_sequence([jnp.asarray(points) for points in sets], **options)
 
 
 def fit(sets=None, kernel=G, regularizer=0.1, **options):
-    return kbr.fit_dynamics(kernel, sequence() if sets is None else sets, regularizer=regularizer, **options)
+    return kbr.fit_dynamics(
+        kernel, sequence() if sets is None else sets, regularizer=regularizer, **options
+    )
 
 
 def brute_gram(kernel, a, b):
-    return np.array([[np.mean(kbr.gram(kernel, jnp.asarray(x), jnp.asarray(y))) for y in b] for x in a])
+    return np.array(
+        [[np.mean(kbr.gram(kernel, jnp.asarray(x), jnp.asarray(y))) for y in b] for x in a]
+    )
 
 
 # ---- reference cases
@@ -53,7 +59,11 @@ def test_small_sets(lam):
     weights = np.asarray(prediction.weights).reshape(4, 3)
     close(weights[weights != 0], SMALL[f"weights eq8 lam={lam}"], 1e-12)
     close(kbr.leave_one_out_errors(model), SMALL[f"LOO squared errors lam={lam}"], 1e-12)
-    frobenius = np.sqrt(np.trace(model.coefficients @ model.gram[1:, 1:] @ model.coefficients @ model.gram[:-1, :-1]))
+    frobenius = np.sqrt(
+        np.trace(
+            model.coefficients @ model.gram[1:, 1:] @ model.coefficients @ model.gram[:-1, :-1]
+        )
+    )
     close(frobenius, SMALL[f"|A|_F lam={lam}"], 1e-12)
     truth = kbr.embed(G, jnp.asarray([3.0]))
     close(kbr.mmd(prediction, truth), SMALL[f"dist to delta_3 lam={lam}"], 1e-12)
@@ -69,7 +79,11 @@ def test_step_weights_and_forward_errors_of_small_sets():
     close(kbr.forecast(dropped)[0, 1:], SMALL["beta lam=0.1 gamma=[0,1,1]"], 1e-12)
     shorter = kbr.forecast(fit(sequence(SMALL["sets"][1:])))[0, 1:]
     close(shorter, SMALL["sets 2.. dropped: beta lam=0.1 of sets[1:]"], 1e-12)
-    close(kbr.forward_errors(model), CASES["10_closed_forms"]["forward_errors_case2_lam01_first2"], 1e-12)
+    close(
+        kbr.rolling_origin_errors(model),
+        CASES["10_closed_forms"]["forward_errors_case2_lam01_first2"],
+        1e-12,
+    )
 
 
 def test_two_sets():
@@ -103,7 +117,11 @@ def test_infinite_samples_of_a_mixture():
     for lam in (0.1, 0.01, 0.001):
         model = kbr.refit_dynamics(model, regularizer=lam)
         close(kbr.forecast(model)[0, 1:], case[f"lam={lam}"]["beta"], 1e-11)
-        close(mixture_distance(DENSITY, kbr.extrapolate(model), truth), case[f"lam={lam}"]["dist"], 1e-10)
+        close(
+            mixture_distance(DENSITY, kbr.extrapolate(model), truth),
+            case[f"lam={lam}"]["dist"],
+            1e-10,
+        )
 
 
 def test_infinite_samples_of_a_translation():
@@ -114,7 +132,11 @@ def test_infinite_samples_of_a_translation():
     for lam in (0.1, 0.01, 0.001, 1e-5):
         model = kbr.refit_dynamics(model, regularizer=lam)
         close(kbr.forecast(model)[0, 1:], case[f"lam={lam}"]["beta"], 1e-9)
-        close(mixture_distance(DENSITY, kbr.extrapolate(model), truth), case[f"lam={lam}"]["dist"], 1e-9)
+        close(
+            mixture_distance(DENSITY, kbr.extrapolate(model), truth),
+            case[f"lam={lam}"]["dist"],
+            1e-9,
+        )
     model = kbr.refit_dynamics(model, regularizer=0.0)
     close(mixture_distance(DENSITY, kbr.extrapolate(model), truth), case["lam=0 dist"], 1e-6)
 
@@ -122,9 +144,19 @@ def test_infinite_samples_of_a_translation():
 def test_embedded_gaussians():
     case = CASES["10_closed_forms"]
     standard = gaussians([0.0], [1.0])
-    close(mixture_distance(DENSITY, standard, gaussians([1.0], [1.0])), case["dist_N01_N11_pdf"], 1e-12)
-    close(mixture_distance(DENSITY, standard, gaussians([0.0], [4.0])), case["dist_N01_N04_pdf"], 1e-12)
-    inner = kbr.inner_mixtures(kbr.Gaussian(1.3), gaussians([1.0], [4.0]), gaussians([-0.5], [0.25]))
+    close(
+        mixture_distance(DENSITY, standard, gaussians([1.0], [1.0])),
+        case["dist_N01_N11_pdf"],
+        1e-12,
+    )
+    close(
+        mixture_distance(DENSITY, standard, gaussians([0.0], [4.0])),
+        case["dist_N01_N04_pdf"],
+        1e-12,
+    )
+    inner = kbr.inner_mixtures(
+        kbr.Gaussian(1.3), gaussians([1.0], [4.0]), gaussians([-0.5], [0.25])
+    )
     close(inner, case["inner_N_1_4__N_m05_025_h13_unit"], 1e-12)
     sample = kbr.embed(DENSITY, jnp.asarray(case["KL_N01_vs_sample"]["sample"])[:, None])
     grid = jnp.linspace(-12, 12, 3001)[:, None]
@@ -137,18 +169,28 @@ def test_embedded_gaussians():
 def test_embedded_mixtures_are_limits_of_samples():
     kernel = 0.7 * kbr.Gaussian(jnp.asarray([0.8, 1.5]))
     covariance = jnp.asarray([[[1.0, 0.4], [0.4, 0.5]], [[0.3, 0.0], [0.0, 0.2]]])
-    mixture = kbr.gaussian_mixture(jnp.asarray([[0.0, 1.0], [1.0, -1.0]]), covariance, jnp.asarray([0.7, -0.2]))
+    mixture = kbr.gaussian_mixture(
+        jnp.asarray([[0.0, 1.0], [1.0, -1.0]]), covariance, jnp.asarray([0.7, -0.2])
+    )
     nodes, weights = np.polynomial.hermite_e.hermegauss(30)
     grid = np.stack(np.meshgrid(nodes, nodes, indexing="ij"), -1).reshape(-1, 2)
     weights = np.outer(weights, weights).reshape(-1) / (2 * np.pi)
-    points = [m + grid @ np.linalg.cholesky(c).T for m, c in zip(mixture.means, covariance, strict=True)]
-    sample = kbr.embed(kernel, jnp.asarray(np.concatenate(points)), jnp.concatenate([0.7 * weights, -0.2 * weights]))
+    points = [
+        m + grid @ np.linalg.cholesky(c).T for m, c in zip(mixture.means, covariance, strict=True)
+    ]
+    sample = kbr.embed(
+        kernel,
+        jnp.asarray(np.concatenate(points)),
+        jnp.concatenate([0.7 * weights, -0.2 * weights]),
+    )
     where = jnp.asarray(RNG.normal(size=(4, 2)))
     close(kbr.evaluate_mixture(kernel, mixture, where), kbr.evaluate(sample, where), 1e-9)
     close(kbr.inner_mixtures(kernel, mixture, mixture), kbr.squared_norm(sample), 1e-9)
     close(kbr.mmd_mixture(sample, mixture), 0, 1e-5)
     few = kbr.embed(kernel, where)
-    expected = np.sqrt(kbr.squared_norm(few) - 2 * kbr.inner(few, sample) + kbr.squared_norm(sample))
+    expected = np.sqrt(
+        kbr.squared_norm(few) - 2 * kbr.inner(few, sample) + kbr.squared_norm(sample)
+    )
     close(kbr.mmd_mixture(few, mixture), expected, 1e-9)
 
 
@@ -162,7 +204,7 @@ def test_sample_sets_pad_and_weigh():
     for t, n in enumerate(SIZES):
         close(sets.weights[t], [1 / n] * n + [0] * (5 - n))
     mask = jnp.asarray(np.arange(5) < np.asarray(SIZES)[:, None])
-    stacked = kbr.sample_sets(sets.points, mask=mask)
+    stacked = kbr.sample_sequence(sets.points, mask=mask)
     close(stacked.weights, sets.weights)
 
 
@@ -170,48 +212,55 @@ def test_sets_without_points():
     points, mask = jnp.asarray(RNG.normal(size=(5, 4, 2))), np.ones((5, 4), bool)
     mask[2] = False
     with pytest.raises(ValueError, match=r"`mask` leaves no point of the sets \[2\]"):
-        kbr.sample_sets(points, mask=mask)
+        kbr.sample_sequence(points, mask=mask)
 
     @jax.jit
     def predict(points, mask):
-        sets = kbr.sample_sets(points, mask=mask)
+        sets = kbr.sample_sequence(points, mask=mask)
         model = kbr.fit_dynamics(G, sets)
         return jnp.sum(jnp.sin(kbr.forecast(model))), (model.gram, kbr.sampling_noise(G, sets))
 
-    (value, (gram, noise)), gradient = jax.value_and_grad(predict, has_aux=True)(points, jnp.asarray(mask))
+    (value, (gram, noise)), gradient = jax.value_and_grad(predict, has_aux=True)(
+        points, jnp.asarray(mask)
+    )
     assert np.isfinite(value) and np.all(np.isfinite(gradient))
     close(gram[2], np.zeros(5), 0)
     kept = np.arange(5) != 2
-    close(np.asarray(noise)[kept], kbr.sampling_noise(G, kbr.sample_sets(points[kept])), 1e-14)
+    close(np.asarray(noise)[kept], kbr.sampling_noise(G, kbr.sample_sequence(points[kept])), 1e-14)
     close(noise[2], 0, 0)
 
 
 @pytest.mark.parametrize("block", [None, 1, 4, 100])
 def test_set_gram(block):
     sets, others = sequence(), sequence(SETS[1:4])
-    close(kbr.set_gram(G, sets, block=block), brute_gram(G, SETS, SETS), 1e-14)
-    close(kbr.set_gram(G, sets, others, block=block), brute_gram(G, SETS, SETS[1:4]), 1e-14)
+    close(kbr.embedding_gram(G, sets, block=block), brute_gram(G, SETS, SETS), 1e-14)
+    close(kbr.embedding_gram(G, sets, others, block=block), brute_gram(G, SETS, SETS[1:4]), 1e-14)
 
 
-def test_set_gram_of_labelled_points_is_the_joint_kernel():
+def test_set_gram_of_labeled_points_is_the_joint_kernel():
     case = CASES["9_predsvm"]
     pairs = [(jnp.asarray(x), jnp.asarray(y).astype(int)) for x, y in case["sets"]]
     joint = kbr.TensorProduct((G, kbr.Delta()))
-    close(kbr.set_gram(joint, kbr.sample_sets(pairs)), case["joint Gram (h=1, unit)"], 1e-14)
+    close(
+        kbr.embedding_gram(joint, kbr.sample_sequence(pairs)), case["joint Gram (h=1, unit)"], 1e-14
+    )
 
 
 def test_mix_sets_and_the_baselines():
     sets = sequence()
-    last = kbr.mix_sets(G, sets, jnp.zeros(6).at[-1].set(1.0))
+    last = kbr.combine(G, sets, jnp.zeros(6).at[-1].set(1.0))
     where = jnp.asarray(SETS[0])
     close(kbr.evaluate(last, where), kbr.evaluate(kbr.embed(G, jnp.asarray(SETS[-1])), where))
-    together = kbr.mix_sets(G, sets, sets.sizes / jnp.sum(sets.sizes))
-    close(kbr.evaluate(together, where), kbr.evaluate(kbr.embed(G, jnp.asarray(np.concatenate(SETS))), where))
+    together = kbr.combine(G, sets, sets.sizes / jnp.sum(sets.sizes))
+    close(
+        kbr.evaluate(together, where),
+        kbr.evaluate(kbr.embed(G, jnp.asarray(np.concatenate(SETS))), where),
+    )
 
 
 def test_sampling_noise_is_unbiased():
     points = RNG.normal(size=(4000, 5, 1))
-    noise = kbr.sampling_noise(DENSITY, kbr.sample_sets(jnp.asarray(points)))
+    noise = kbr.sampling_noise(DENSITY, kbr.sample_sequence(jnp.asarray(points)))
     expected = CASES["10_closed_forms"]["expected_sq_norm_error_n"]["n10"] * 2
     assert abs(np.mean(noise) - expected) < 4 * np.std(noise) / np.sqrt(4000)
     alone = kbr.sampling_noise(G, sequence([[[0.0]], [[1.0], [2.0]]]))
@@ -231,7 +280,9 @@ def explicit_prediction(form, lam, gammas, times, steps, length):
         intervals = np.diff(times)[:, None]
         inputs, outputs = intervals * inputs, np.diff(means, axis=0)
     g = np.diag(gammas)
-    operator = outputs.T @ g @ inputs @ np.linalg.inv(inputs.T @ g @ inputs + lam * np.eye(means.shape[1]))
+    operator = (
+        outputs.T @ g @ inputs @ np.linalg.inv(inputs.T @ g @ inputs + lam * np.eye(means.shape[1]))
+    )
     mu = means[-1]
     for _ in range(steps):
         mu = operator @ mu if form == "next" else mu + length * (operator @ mu)
@@ -245,14 +296,20 @@ def feature(z):
     return np.array([a * a, b * b, r * a * b, r * a, r * b, 1.0])
 
 
-@pytest.mark.parametrize("form, times, length", [("next", None, None), ("change", None, None), ("change", TIMES, 0.7)])
+@pytest.mark.parametrize(
+    "form, times, length", [("next", None, None), ("change", None, None), ("change", TIMES, 0.7)]
+)
 @pytest.mark.parametrize("steps", [1, 3])
 def test_the_operator(form, times, length, steps):
     kernel = kbr.Polynomial(2, 1.0, 1.0)
     model = fit(kernel=kernel, step_weights=GAMMAS, form=form, times=times)
     prediction = kbr.extrapolate(model, steps, length=length)
-    found = np.asarray(kbr.expectation(prediction, lambda z: jnp.stack([z[0] ** 2, z[1] ** 2, z[0], z[1]])))
-    expected = explicit_prediction(form, 0.1, GAMMAS, np.arange(6) if times is None else times, steps, length or 1.0)
+    found = np.asarray(
+        kbr.expectation(prediction, lambda z: jnp.stack([z[0] ** 2, z[1] ** 2, z[0], z[1]]))
+    )
+    expected = explicit_prediction(
+        form, 0.1, GAMMAS, np.arange(6) if times is None else times, steps, length or 1.0
+    )
     close(found, expected[[0, 1, 3, 4]] / np.array([1, 1, np.sqrt(2), np.sqrt(2)]), 1e-9)
 
 
@@ -262,13 +319,22 @@ def test_leave_one_out_is_refitting(form, times):
     intervals = np.ones(5) if times is None else np.diff(times)
     residuals = []
     for t in range(5):
-        without = kbr.refit_dynamics(model, step_weights=jnp.asarray(np.where(np.arange(5) == t, 0, GAMMAS)))
+        without = kbr.refit_dynamics(
+            model, step_weights=jnp.asarray(np.where(np.arange(5) == t, 0, GAMMAS))
+        )
         length = None if times is None else intervals[t]
-        residuals.append(np.asarray(kbr.forecast(without, length=length, start=jnp.eye(6)[t]))[0] - np.eye(6)[t + 1])
+        residuals.append(
+            np.asarray(kbr.forecast(without, length=length, start=jnp.eye(6)[t]))[0]
+            - np.eye(6)[t + 1]
+        )
     residuals = np.stack(residuals)
     for kernel in (None, kbr.Gaussian(0.6)):
         gram = brute_gram(kernel or G, SETS, SETS)
-        close(kbr.leave_one_out_errors(model, kernel=kernel), np.diag(residuals @ gram @ residuals.T), 1e-10)
+        close(
+            kbr.leave_one_out_errors(model, kernel=kernel),
+            np.diag(residuals @ gram @ residuals.T),
+            1e-10,
+        )
 
 
 def numpy_forecast(gram, form, lam, gammas, intervals, lengths, start=None):
@@ -283,7 +349,9 @@ def numpy_forecast(gram, form, lam, gammas, intervals, lengths, start=None):
     return c
 
 
-@pytest.mark.parametrize("form, times, steps", [("next", None, 1), ("next", None, 2), ("change", TIMES, 2)])
+@pytest.mark.parametrize(
+    "form, times, steps", [("next", None, 1), ("next", None, 2), ("change", TIMES, 2)]
+)
 def test_forward_errors_are_refits(form, times, steps):
     model = fit(step_weights=GAMMAS, form=form, times=times)
     gram, intervals = brute_gram(G, SETS, SETS), np.ones(5) if times is None else np.diff(times)
@@ -291,10 +359,12 @@ def test_forward_errors_are_refits(form, times, steps):
     for last in range(2, 7 - steps):
         past = slice(last - 1)
         part = gram[:last, :last]
-        c = numpy_forecast(part, form, 0.1, GAMMAS[past], intervals[past], intervals[last - 1 : last - 1 + steps])
+        c = numpy_forecast(
+            part, form, 0.1, GAMMAS[past], intervals[past], intervals[last - 1 : last - 1 + steps]
+        )
         residual = np.append(c, np.zeros(6 - last)) - np.eye(6)[last + steps - 1]
         expected.append(residual @ gram @ residual)
-    close(kbr.forward_errors(model, steps=steps), expected)
+    close(kbr.rolling_origin_errors(model, steps=steps), expected)
 
 
 def test_stacked_forecast():
@@ -306,7 +376,13 @@ def test_stacked_forecast():
 
             def one(gram, form=form, restored=restored, factor=factor, start=None, skip=None):
                 c = numpy_forecast(
-                    gram, form, factor * noise, np.arange(len(gram) - 1) != skip, np.ones(len(gram) - 1), [1.0], start
+                    gram,
+                    form,
+                    factor * noise,
+                    np.arange(len(gram) - 1) != skip,
+                    np.ones(len(gram) - 1),
+                    [1.0],
+                    start,
                 )
                 return c / c.sum() if restored else c
 
@@ -318,7 +394,9 @@ def test_stacked_forecast():
     def line(time, known):
         """Coefficients of the value at a time of the least-squares line through the embeddings of known sets."""
         c = np.zeros(6)
-        c[known] = np.array([1, time]) @ np.linalg.pinv(np.stack([np.ones(len(known)), known], axis=1))
+        c[known] = np.array([1, time]) @ np.linalg.pinv(
+            np.stack([np.ones(len(known)), known], axis=1)
+        )
         return c
 
     everything = np.arange(6)
@@ -341,7 +419,7 @@ def test_stacked_forecast():
 
 
 def test_stacked_forecast_of_single_precision_data():
-    sets = kbr.sample_sets([jnp.asarray(points, jnp.float32) for points in SETS])
+    sets = kbr.sample_sequence([jnp.asarray(points, jnp.float32) for points in SETS])
     found = kbr.stacked_forecast(fit(sets), factors=(1.0, 4.0))
     assert found.coefficients.dtype == jnp.float32
     close(found.coefficients, kbr.stacked_forecast(fit(), factors=(1.0, 4.0)).coefficients, 1e-3)
@@ -356,7 +434,9 @@ def test_next_counts_equal_steps_as_one_and_refuses_others():
 
 @pytest.mark.parametrize("times", [np.arange(6.0), TIMES], ids=["equal", "unequal"])
 def test_defaults_do_not_depend_on_the_unit_of_time(times):
-    models = [kbr.fit_dynamics(G, sequence(), times=unit * times, form="change") for unit in (1.0, 60.0)]
+    models = [
+        kbr.fit_dynamics(G, sequence(), times=unit * times, form="change") for unit in (1.0, 60.0)
+    ]
     close(kbr.forecast(models[0], 2), kbr.forecast(models[1], 2))
     stacked = [kbr.stacked_forecast(model, factors=(1.0, 4.0)) for model in models]
     close(stacked[0].coefficients, stacked[1].coefficients)
@@ -366,7 +446,9 @@ def test_defaults_do_not_depend_on_the_unit_of_time(times):
 
 def test_linear_drift_with_unequal_times_is_extrapolated_exactly():
     shares = 0.1 + 0.1 * TIMES
-    sets = gaussians([[3.0, -3.0]] * 6, jnp.ones((6, 2)), jnp.asarray(np.stack([shares, 1 - shares], 1)))
+    sets = gaussians(
+        [[3.0, -3.0]] * 6, jnp.ones((6, 2)), jnp.asarray(np.stack([shares, 1 - shares], 1))
+    )
     model = kbr.fit_dynamics(DENSITY, sets, times=TIMES, form="change")
     prediction = kbr.extrapolate(model, 2, length=0.5)
     truth = gaussians([3.0, -3.0], [1.0, 1.0], jnp.asarray([0.7, 0.3]))
@@ -376,7 +458,7 @@ def test_linear_drift_with_unequal_times_is_extrapolated_exactly():
 def test_a_large_regularizer_predicts_nothing_or_the_last_set():
     close(kbr.forecast(fit(regularizer=1e12))[0], np.zeros(6))
     close(kbr.forecast(fit(regularizer=1e12, form="change"))[0], np.eye(6)[-1])
-    kept = kbr.extrapolate(fit(regularizer=1.0), normalise=True)
+    kept = kbr.extrapolate(fit(regularizer=1.0), normalize=True)
     close(kept.mass, 1)
 
 
@@ -397,26 +479,44 @@ def errors_of(parameters):
         step_weights=parameters["weights"],
     )
     probe = kbr.evaluate(kbr.extrapolate(model, 2), jnp.asarray(SETS[0][0]))
-    return jnp.mean(kbr.forward_errors(model)) + jnp.mean(kbr.leave_one_out_errors(model, kernel=G)) + probe
+    return (
+        jnp.mean(kbr.rolling_origin_errors(model))
+        + jnp.mean(kbr.leave_one_out_errors(model, kernel=G))
+        + probe
+    )
 
 
 def test_gradients_by_finite_differences():
-    parameters = {"bandwidth": jnp.asarray(0.9), "regularizer": jnp.asarray(0.05), "weights": jnp.asarray(GAMMAS + 0.3)}
+    parameters = {
+        "bandwidth": jnp.asarray(0.9),
+        "regularizer": jnp.asarray(0.05),
+        "weights": jnp.asarray(GAMMAS + 0.3),
+    }
     gradient = jax.grad(errors_of)(parameters)
     flat, unravel = jax.flatten_util.ravel_pytree(parameters)
     step = 1e-5
     numeric = [
-        (errors_of(unravel(flat.at[i].add(step))) - errors_of(unravel(flat.at[i].add(-step)))) / (2 * step)
+        (errors_of(unravel(flat.at[i].add(step))) - errors_of(unravel(flat.at[i].add(-step))))
+        / (2 * step)
         for i in range(flat.size)
     ]
-    np.testing.assert_allclose(jax.flatten_util.ravel_pytree(gradient)[0], numeric, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(
+        jax.flatten_util.ravel_pytree(gradient)[0], numeric, rtol=1e-6, atol=1e-9
+    )
 
 
 def test_gradients_are_finite_for_equal_sets_and_single_points():
     def loss(points, lam):
-        model = kbr.fit_dynamics(kbr.Gaussian(1.0), kbr.sample_sets(points), regularizer=lam, step_weights=jnp.zeros(2))
+        model = kbr.fit_dynamics(
+            kbr.Gaussian(1.0),
+            kbr.sample_sequence(points),
+            regularizer=lam,
+            step_weights=jnp.zeros(2),
+        )
         return (
-            jnp.sum(kbr.forecast(model)) + jnp.sum(kbr.leave_one_out_errors(model)) + jnp.sum(kbr.forward_errors(model))
+            jnp.sum(kbr.forecast(model))
+            + jnp.sum(kbr.leave_one_out_errors(model))
+            + jnp.sum(kbr.rolling_origin_errors(model))
         )
 
     gradients = jax.jit(jax.grad(loss, argnums=(0, 1)))(jnp.ones((3, 1, 2)), jnp.asarray(0.0))
@@ -427,7 +527,7 @@ def test_many_sequences_at_once():
     points = jnp.asarray(RNG.normal(size=(3, 4, 5, 2)))
 
     def predict(points):
-        return kbr.forecast(kbr.fit_dynamics(G, kbr.sample_sets(points), regularizer=0.1))
+        return kbr.forecast(kbr.fit_dynamics(G, kbr.sample_sequence(points), regularizer=0.1))
 
     together = jax.jit(jax.vmap(predict))(points)
     for one, expected in zip(points, together, strict=True):

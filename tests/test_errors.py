@@ -34,7 +34,9 @@ def fit(x=X, y=Y, kernel_x=G, kernel_y=G, **options):
 
 
 def fit_filter(states=X, observations=Y, kernel_states=G, kernel_observations=G, **options):
-    return kbr.KernelBayesFilter.fit(kernel_states, kernel_observations, states, observations, **{**BAYES, **options})
+    return kbr.KernelBayesFilter.fit(
+        kernel_states, kernel_observations, states, observations, **{**BAYES, **options}
+    )
 
 
 def fit_controlled(base=FILTER, controls=X, **options):
@@ -46,7 +48,9 @@ def smooth(filt=FILTER, weights=BELIEFS, **options):
 
 
 def fit_simple(states=X, observations=Y, kernel_states=G, kernel_observations=G, **options):
-    return kbr.ApproximateFilter.fit(kernel_states, kernel_observations, states, observations, **{**RIDGE, **options})
+    return kbr.ApproximateFilter.fit(
+        kernel_states, kernel_observations, states, observations, **{**RIDGE, **options}
+    )
 
 
 def fit_moment_filter(states=X, observations=Y, **options):
@@ -54,7 +58,7 @@ def fit_moment_filter(states=X, observations=Y, **options):
 
 
 def fit_dynamics(sets, regularizer=0.1, **options):
-    return kbr.fit_dynamics(G, kbr.sample_sets(sets), regularizer=regularizer, **options)
+    return kbr.fit_dynamics(G, kbr.sample_sequence(sets), regularizer=regularizer, **options)
 
 
 def fit_svm(x=X, labels=LABELS % 2, penalty=1.0, **options):
@@ -72,7 +76,7 @@ def triples(x, regularizer=0.1):
     return kbr.conditional_independence_test(G, G, G, x, x, x, regularizer=regularizer, key=KEY)
 
 
-TWO_SETS = kbr.sample_sets([X, X + 1])
+TWO_SETS = kbr.sample_sequence([X, X + 1])
 MIXTURE = kbr.gaussian_mixture(jnp.zeros((1, 2)), jnp.ones(1))
 
 SIMULATIONS = kbr.Simulations(X, Y)
@@ -92,7 +96,10 @@ CASES = {
     "bandwidth zero": (lambda: kbr.Gaussian(0.0), "`bandwidth` must be positive, got 0"),
     "bandwidth negative": (lambda: kbr.Laplace(-1.0), "`bandwidth` must be positive, got -1"),
     "bandwidth nan": (lambda: kbr.Matern32(float("nan")), "`bandwidth` must be positive, got nan"),
-    "bandwidth of a vector": (lambda: kbr.Gaussian(jnp.asarray([1.0, 0.0])), r"`bandwidth` must be positive, got \[1"),
+    "bandwidth of a vector": (
+        lambda: kbr.Gaussian(jnp.asarray([1.0, 0.0])),
+        r"`bandwidth` must be positive, got \[1",
+    ),
     "alpha": (lambda: kbr.RationalQuadratic(1.0, 0.0), "`alpha` must be positive, got 0"),
     "factor": (lambda: -2.0 * G, "`factor` must be positive, got -2"),
     "offset": (lambda: kbr.Polynomial(2, 1.0, 0.0), "`offset` must be positive, got 0"),
@@ -100,17 +107,32 @@ CASES = {
     "degree type": (lambda: kbr.Polynomial(1.5), "`degree` must be an integer >= 1, got 1.5"),
     "kernels": (lambda: kbr.TensorProduct(()), r"`kernels` must be a non-empty tuple.*got \(\)"),
     "kernel": (lambda: kbr.gram("gauss", X), "kernel must be .* callable .* got 'gauss'"),
-    "matrix": (lambda: kbr.Precomputed(jnp.ones((2, 3))), r"`matrix` must be a square .* got shape \(2, 3\)"),
+    "matrix": (
+        lambda: kbr.Precomputed(jnp.ones((2, 3))),
+        r"`matrix` must be a square .* got shape \(2, 3\)",
+    ),
     # Gram matrices.
     "gram of a scalar": (lambda: kbr.gram(G, jnp.asarray(1.0)), "`x` is a scalar; .* leading axis"),
     "gram of nothing": (lambda: kbr.gram(G, ()), "`x` holds no arrays; pass an array"),
     "gram of empty": (lambda: kbr.gram(G, EMPTY), "`x` is an empty sample; at least one"),
     "gram of empty y": (lambda: kbr.gram(G, X, EMPTY), "`y` is an empty sample; at least one"),
-    "gram of other features": (lambda: kbr.gram(G, X, Y), r"`y` has shape \[\(3,\)\], one of `x` \[\(2,\)\]"),
+    "gram of other features": (
+        lambda: kbr.gram(G, X, Y),
+        r"`y` has shape \[\(3,\)\], one of `x` \[\(2,\)\]",
+    ),
     "a list of points": (lambda: kbr.embed(G, [[0.1], [0.2]]), "Lists and tuples .* `jnp.asarray"),
-    "gram of another rank": (lambda: kbr.gram(G, X, X[0]), r"`y` has shape \[\(\)\], one of `x` \[\(2,\)\]"),
-    "gram of labels": (lambda: kbr.gram(G, LABELS), "Gaussian .* real coordinates, but `x` has dtype int.*astype"),
-    "gram of floats": (lambda: kbr.gram(kbr.Delta(), X), "Delta .* integer .* but `x` has dtype float"),
+    "gram of another rank": (
+        lambda: kbr.gram(G, X, X[0]),
+        r"`y` has shape \[\(\)\], one of `x` \[\(2,\)\]",
+    ),
+    "gram of labels": (
+        lambda: kbr.gram(G, LABELS),
+        "Gaussian .* real coordinates, but `x` has dtype int.*astype",
+    ),
+    "gram of floats": (
+        lambda: kbr.gram(kbr.Delta(), X),
+        "Delta .* integer .* but `x` has dtype float",
+    ),
     "bandwidth of other size": (
         lambda: kbr.gram(kbr.Gaussian(jnp.ones(2)), Y),
         r"bandwidths of shape \(2,\), but a point of `x` has shape \(3,\)",
@@ -120,41 +142,68 @@ CASES = {
         r"must return one number for two single points, got shape \(\d+,\)",
     ),
     "negative histogram": (
-        lambda: kbr.gram(kbr.RBFChiSquared(), X - 10),
-        "RBFChiSquared is a kernel on histograms, but `x` has negative coordinates",
+        lambda: kbr.gram(kbr.ChiSquared(), X - 10),
+        "ChiSquared is a kernel on histograms, but `x` has negative coordinates",
     ),
     "histogram of labels": (
         lambda: kbr.gram(kbr.HistogramIntersection(), LABELS),
         "HistogramIntersection .* `x` has dtype int",
     ),
-    "trace of vectors": (lambda: kbr.gram(kbr.Trace(), X), r"Trace takes matrices, `x` .* got \(6, 2\)"),
+    "trace of vectors": (
+        lambda: kbr.gram(kbr.Trace(), X),
+        r"Trace takes matrices, `x` .* got \(6, 2\)",
+    ),
     "precomputed of pairs": (
         lambda: kbr.gram(kbr.Precomputed(jnp.eye(6)), jnp.zeros((6, 2), int)),
         r"Precomputed takes indices, integers `x` of shape \[n\]; got int32\[6, 2\]",
     ),
-    "pairs of uneven parts": (lambda: kbr.gram(PAIRS, (X, LABELS[:5])), r"`x` have different numbers .* \[5, 6\]"),
-    "one array for a pair": (lambda: kbr.gram(PAIRS, X), "TensorProduct of 2 kernels .* `x` is not such a tuple"),
+    "pairs of uneven parts": (
+        lambda: kbr.gram(PAIRS, (X, LABELS[:5])),
+        r"`x` have different numbers .* \[5, 6\]",
+    ),
+    "one array for a pair": (
+        lambda: kbr.gram(PAIRS, X),
+        "TensorProduct of 2 kernels .* `x` is not such a tuple",
+    ),
     "three parts for a pair": (
         lambda: kbr.gram(PAIRS, (X, LABELS, X)),
         "TensorProduct of 2 kernels .* `x` is not such a tuple",
     ),
     "swapped parts": (lambda: kbr.gram(PAIRS, (LABELS, X)), r"Gaussian .* `x\[0\]` has dtype int"),
-    "a pair for one kernel": (lambda: kbr.gram(G, (X, X)), "Gaussian .* single arrays, .* `x` is a tuple of 2 parts"),
+    "a pair for one kernel": (
+        lambda: kbr.gram(G, (X, X)),
+        "Gaussian .* single arrays, .* `x` is a tuple of 2 parts",
+    ),
     "diagonal": (lambda: kbr.diagonal(G, EMPTY), "`x` is an empty sample"),
     "median of one": (lambda: kbr.median_heuristic(X[:1]), "at least 2 points, got 1"),
-    "median of a point": (lambda: kbr.median_heuristic(X, max_points=1), "`max_points` must be at least 2"),
+    "median of a point": (
+        lambda: kbr.median_heuristic(X, max_points=1),
+        "`max_points` must be at least 2",
+    ),
     "median of labels": (lambda: kbr.median_heuristic(LABELS), "`x` has dtype int"),
-    "median without a key": (lambda: kbr.median_heuristic(X, max_points=3), "`x` has 6 > max_points = 3 .* `key`"),
-    "median of nan": (lambda: kbr.median_heuristic(NAN), "`x` contains NaN or infinity; remove or impute"),
+    "median without a key": (
+        lambda: kbr.median_heuristic(X, max_points=3),
+        "`x` has 6 > max_points = 3 .* `key`",
+    ),
+    "median of nan": (
+        lambda: kbr.median_heuristic(NAN),
+        "`x` contains NaN or infinity; remove or impute",
+    ),
     # Landmarks.
-    "rank zero": (lambda: kbr.greedy_landmarks(G, X, rank=0), "`rank` must be an integer >= 1, got 0"),
-    "rank real": (lambda: kbr.incomplete_cholesky(G, X, rank=2.5), "`rank` must be an integer >= 1, got 2.5"),
+    "rank zero": (
+        lambda: kbr.greedy_landmarks(G, X, rank=0),
+        "`rank` must be an integer >= 1, got 0",
+    ),
+    "rank real": (
+        lambda: kbr.incomplete_cholesky(G, X, rank=2.5),
+        "`rank` must be an integer >= 1, got 2.5",
+    ),
     "rank too large": (
         lambda: kbr.uniform_landmarks(X, rank=7, key=jax.random.key(0)),
         "`rank` must be an integer between 1 and 6 \\(the points of `x`\\), got 7",
     ),
     "random rank": (
-        lambda: kbr.random_landmarks(G, X, rank=-1, key=jax.random.key(0)),
+        lambda: kbr.rpcholesky_landmarks(G, X, rank=-1, key=jax.random.key(0)),
         "`rank` must be an integer >= 1, got -1",
     ),
     "landmarks of nan": (lambda: kbr.given_landmarks(NAN), "`points` contains NaN"),
@@ -162,28 +211,55 @@ CASES = {
         lambda: fit(landmarks_x=kbr.given_landmarks(Y)),
         r"`landmarks` has shape \[\(3,\)\], one of `points` \[\(2,\)\]",
     ),
-    "landmarks of another type": (lambda: fit(landmarks_x="5"), "Landmarks must be None .* rank.* got str"),
+    "landmarks of another type": (
+        lambda: fit(landmarks_x="5"),
+        "Landmarks must be None .* rank.* got str",
+    ),
     "landmark rank zero": (lambda: fit(landmarks_y=0), "`rank` must be an integer >= 1, got 0"),
     # Embeddings.
     "embed nan": (lambda: kbr.embed(G, NAN), "`points` contains NaN"),
     "embed empty": (lambda: kbr.embed(G, EMPTY), "`points` is an empty sample"),
     "embed labels": (lambda: kbr.embed(G, LABELS), "`points` has dtype int"),
-    "weights length": (lambda: kbr.embed(G, X, jnp.ones(5)), r"`weights` has shape \(5,\); .* 6 points"),
-    "weights scalar": (lambda: kbr.embed(G, X, jnp.asarray(1.0)), r"`weights` has shape \(\); .* 6 points"),
+    "weights length": (
+        lambda: kbr.embed(G, X, jnp.ones(5)),
+        r"`weights` has shape \(5,\); .* 6 points",
+    ),
+    "weights scalar": (
+        lambda: kbr.embed(G, X, jnp.asarray(1.0)),
+        r"`weights` has shape \(\); .* 6 points",
+    ),
     "weights integers": (
         lambda: kbr.embed(G, X, jnp.ones(6, int)),
         "`weights` must be floating-point, not int",
     ),
-    "evaluate": (lambda: kbr.evaluate(PRIOR, Y), r"`points` has shape \[\(3,\)\], one of `embedding.points` \[\(2,\)"),
-    "inner": (lambda: kbr.inner(PRIOR, kbr.embed(G, Y)), r"`q.points` has shape \[\(3,\)\], one of `p.points`"),
+    "evaluate": (
+        lambda: kbr.evaluate(PRIOR, Y),
+        r"`points` has shape \[\(3,\)\], one of `embedding.points` \[\(2,\)",
+    ),
+    "inner": (
+        lambda: kbr.inner(PRIOR, kbr.embed(G, Y)),
+        r"`q.points` has shape \[\(3,\)\], one of `p.points`",
+    ),
     "mmd": (lambda: kbr.mmd(PRIOR, kbr.embed(G, Y)), r"`q.points` has shape \[\(3,\)\]"),
-    "unbiased mmd": (lambda: kbr.mmd2(PRIOR, kbr.embed(G, X[:1]), unbiased=True), "at least 2 points"),
-    "mix nothing": (lambda: kbr.mix([], jnp.ones(0)), "`embeddings` is empty"),
-    "mix shares": (lambda: kbr.mix([PRIOR], jnp.ones(2)), r"`shares` has shape \(2,\); .* 1 points"),
-    "mix batches": (lambda: kbr.mix([PRIOR, BATCH], jnp.ones(2)), r"embeddings\[1\] is a batch of shape \(2, 6\)"),
-    "joint sizes": (lambda: kbr.joint_embed(G, G, X, Y[:5]), "`x` has 6 points and `y` 5"),
+    "unbiased mmd": (
+        lambda: kbr.squared_mmd(PRIOR, kbr.embed(G, X[:1]), unbiased=True),
+        "at least 2 points",
+    ),
+    "mix nothing": (lambda: kbr.mixture([], jnp.ones(0)), "`embeddings` is empty"),
+    "mix shares": (
+        lambda: kbr.mixture([PRIOR], jnp.ones(2)),
+        r"`shares` has shape \(2,\); .* 1 points",
+    ),
+    "mix batches": (
+        lambda: kbr.mixture([PRIOR, BATCH], jnp.ones(2)),
+        r"embeddings\[1\] is a batch of shape \(2, 6\)",
+    ),
+    "joint sizes": (lambda: kbr.embed_joint(G, G, X, Y[:5]), "`x` has 6 points and `y` 5"),
     "hsic sizes": (lambda: kbr.hsic(G, G, X, Y[:5]), "`x` has 6 points and `y` 5"),
-    "unbiased hsic": (lambda: kbr.hsic(G, G, X[:3], Y[:3], unbiased=True), "at least 4 pairs, got 3"),
+    "unbiased hsic": (
+        lambda: kbr.hsic(G, G, X[:3], Y[:3], unbiased=True),
+        "at least 4 pairs, got 3",
+    ),
     "covariance of a full joint": (
         lambda: kbr.cross_covariance(kbr.chain_rule(MODEL, PRIOR, form="a")),
         "`cross_covariance` needs a joint embedding of pairs",
@@ -193,8 +269,14 @@ CASES = {
         lambda: kbr.decode_fixed_point(kbr.embed(kbr.Linear(), X)),
         "Gaussian kernels, not Linear; use `decode_gradient`",
     ),
-    "fixed point batch": (lambda: kbr.decode_fixed_point(BATCH), r"`embedding` is a batch of shape \(2, 6\)"),
-    "gradient batch": (lambda: kbr.decode_gradient(BATCH), r"`embedding` is a batch of shape \(2, 6\)"),
+    "fixed point batch": (
+        lambda: kbr.decode_fixed_point(BATCH),
+        r"`embedding` is a batch of shape \(2, 6\)",
+    ),
+    "gradient batch": (
+        lambda: kbr.decode_gradient(BATCH),
+        r"`embedding` is a batch of shape \(2, 6\)",
+    ),
     "gradient starts": (lambda: kbr.decode_gradient(PRIOR, Y), r"`starts` has shape \[\(3,\)\]"),
     # Rules.
     "fit unpaired": (lambda: fit(y=Y[:4]), "`x` has 6 points and `y` 4; pairs need"),
@@ -205,35 +287,71 @@ CASES = {
     "fit floats": (lambda: fit(kernel_x=kbr.Delta()), "`x` has dtype float"),
     "regularizer zero": (lambda: fit(regularizer=0.0), "`regularizer` must be positive, got 0"),
     "regularizer negative": (lambda: fit(regularizer=-1), "`regularizer` must be positive, got -1"),
-    "regularizer array": (lambda: fit(regularizer=jnp.ones(2)), r"`regularizer` must be one number, got shape \(2,\)"),
-    "condition features": (lambda: kbr.condition(MODEL, Y), r"`x` has shape \[\(3,\)\], one of `training x` \[\(2,\)"),
-    "condition rank": (lambda: kbr.condition(MODEL, jnp.ones((1, 1, 2))), r"`x` has shape \[\(1, 2\)\]"),
-    "condition dtype": (lambda: kbr.condition(MODEL, jnp.ones((3, 2), int)), "`x` has dtype int"),
-    "condition structure": (lambda: kbr.condition(MODEL, (X, X)), "`x` has the structure .* and `training x`"),
-    "centred moments": (
-        lambda: kbr.condition_centred(fit_moment_filter().model, X),
-        "`condition_centred` needs the sample: .* with landmarks",
+    "regularizer array": (
+        lambda: fit(regularizer=jnp.ones(2)),
+        r"`regularizer` must be one number, got shape \(2,\)",
     ),
-    "centred form": (
-        lambda: kbr.condition_centred(MODEL, X, form="b"),
+    "condition features": (
+        lambda: kbr.condition(MODEL, Y),
+        r"`x` has shape \[\(3,\)\], one of `training x` \[\(2,\)",
+    ),
+    "condition rank": (
+        lambda: kbr.condition(MODEL, jnp.ones((1, 1, 2))),
+        r"`x` has shape \[\(1, 2\)\]",
+    ),
+    "condition dtype": (lambda: kbr.condition(MODEL, jnp.ones((3, 2), int)), "`x` has dtype int"),
+    "condition structure": (
+        lambda: kbr.condition(MODEL, (X, X)),
+        "`x` has the structure .* and `training x`",
+    ),
+    "centered moments": (
+        lambda: kbr.condition_centered(fit_moment_filter().model, X),
+        "`condition_centered` needs the sample: .* with landmarks",
+    ),
+    "centered form": (
+        lambda: kbr.condition_centered(MODEL, X, form="b"),
         "`form` must be 'affine' or 'printed', got 'b'",
     ),
     "cross covariance": (
         lambda: kbr.conditional_cross_covariance(MODEL, X),
         r"needs a model of pairs \(y, z\).*TensorProduct",
     ),
-    "sum form": (lambda: kbr.sum_rule(MODEL, PRIOR, form="c"), "`form` must be one of 'a', 'b', got 'c'"),
-    "sum prior": (lambda: kbr.sum_rule(MODEL, kbr.embed(G, Y)), r"`prior.points` has shape \[\(3,\)\]"),
+    "sum form": (
+        lambda: kbr.sum_rule(MODEL, PRIOR, form="c"),
+        "`form` must be one of 'a', 'b', got 'c'",
+    ),
+    "sum prior": (
+        lambda: kbr.sum_rule(MODEL, kbr.embed(G, Y)),
+        r"`prior.points` has shape \[\(3,\)\]",
+    ),
     "sum prior labels": (
         lambda: kbr.sum_rule(MODEL, kbr.embed(kbr.Delta(), jnp.zeros((4, 2), int))),
         "`prior.points` has dtype int",
     ),
-    "chain form": (lambda: kbr.chain_rule(MODEL, PRIOR, form=1), "`form` must be one of 'a', 'b', got 1"),
-    "chain prior": (lambda: kbr.chain_rule(MODEL, kbr.embed(G, Y), form="a"), r"`prior.points` has shape"),
-    "bayes form": (lambda: kbr.bayes_rule(MODEL, PRIOR, Y[0], form="c", **RIDGE), "`form` must be one of .* got 'c'"),
-    "bayes prior": (lambda: kbr.bayes_rule(MODEL, kbr.embed(G, Y), Y[0], **RIDGE), "`prior.points` has shape"),
-    "bayes batch": (lambda: kbr.bayes_rule(MODEL, BATCH, Y[0], **RIDGE), r"`prior` is a batch of shape \(2, 6\).*vmap"),
-    "bayes y": (lambda: kbr.bayes_rule(MODEL, PRIOR, X, **RIDGE), r"`y` has shape \[\(2,\)\], one of `training y`"),
+    "chain form": (
+        lambda: kbr.chain_rule(MODEL, PRIOR, form=1),
+        "`form` must be one of 'a', 'b', got 1",
+    ),
+    "chain prior": (
+        lambda: kbr.chain_rule(MODEL, kbr.embed(G, Y), form="a"),
+        r"`prior.points` has shape",
+    ),
+    "bayes form": (
+        lambda: kbr.bayes_rule(MODEL, PRIOR, Y[0], form="c", **RIDGE),
+        "`form` must be one of .* got 'c'",
+    ),
+    "bayes prior": (
+        lambda: kbr.bayes_rule(MODEL, kbr.embed(G, Y), Y[0], **RIDGE),
+        "`prior.points` has shape",
+    ),
+    "bayes batch": (
+        lambda: kbr.bayes_rule(MODEL, BATCH, Y[0], **RIDGE),
+        r"`prior` is a batch of shape \(2, 6\).*vmap",
+    ),
+    "bayes y": (
+        lambda: kbr.bayes_rule(MODEL, PRIOR, X, **RIDGE),
+        r"`y` has shape \[\(2,\)\], one of `training y`",
+    ),
     "bayes regularizer": (
         lambda: kbr.bayes_rule(MODEL, PRIOR, Y[0], regularizer=0.0),
         "`regularizer` must be positive, got 0",
@@ -247,9 +365,18 @@ CASES = {
         r"`truncation` must be one number in \[0, 1\), got 1.0",
     ),
     # The kernel Bayes filter.
-    "filter lengths": (lambda: fit_filter(observations=Y[:4]), "`states` has 6 points and `observations` 4; .* T or T"),
-    "filter more observations": (lambda: fit_filter(X[:5]), "`states` has 5 points and `observations` 6; .* T or T"),
-    "filter one state": (lambda: fit_filter(X[:1], Y[:1]), "`states` has 1 points .* at least two states"),
+    "filter lengths": (
+        lambda: fit_filter(observations=Y[:4]),
+        "`states` has 6 points and `observations` 4; .* T or T",
+    ),
+    "filter more observations": (
+        lambda: fit_filter(X[:5]),
+        "`states` has 5 points and `observations` 6; .* T or T",
+    ),
+    "filter one state": (
+        lambda: fit_filter(X[:1], Y[:1]),
+        "`states` has 1 points .* at least two states",
+    ),
     "filter empty": (lambda: fit_filter(EMPTY), "`states` is an empty sample"),
     "filter nan": (lambda: fit_filter(NAN), "`states` contains NaN"),
     "filter nan observations": (
@@ -257,15 +384,27 @@ CASES = {
         "`observations` contains NaN .* use a mask",
     ),
     "filter labels": (lambda: fit_filter(LABELS), "`states` has dtype int"),
-    "filter floats": (lambda: fit_filter(kernel_observations=kbr.Delta()), "`observations` has dtype float"),
-    "successors length": (lambda: fit_filter(successors=X[:5]), "`successors` has 5 points and `states` 6"),
+    "filter floats": (
+        lambda: fit_filter(kernel_observations=kbr.Delta()),
+        "`observations` has dtype float",
+    ),
+    "successors length": (
+        lambda: fit_filter(successors=X[:5]),
+        "`successors` has 5 points and `states` 6",
+    ),
     "successors observations": (
         lambda: fit_filter(observations=Y[:5], successors=X),
         "`observations` has 5 points and `states` 6",
     ),
-    "successors kind": (lambda: fit_filter(successors=Y), r"`successors` has shape \[\(3,\)\], one of `states`"),
+    "successors kind": (
+        lambda: fit_filter(successors=Y),
+        r"`successors` has shape \[\(3,\)\], one of `states`",
+    ),
     "successors nan": (lambda: fit_filter(successors=NAN), "`successors` contains NaN"),
-    "filter regularizer": (lambda: fit_filter(regularizer=0), "`regularizer` must be positive, got 0"),
+    "filter regularizer": (
+        lambda: fit_filter(regularizer=0),
+        "`regularizer` must be positive, got 0",
+    ),
     "filter delta": (
         lambda: fit_filter(posterior_regularizer=-0.1),
         "`posterior_regularizer` must be positive, got -0.1",
@@ -274,15 +413,30 @@ CASES = {
         lambda: fit_filter(observation_regularizer=0),
         "`observation_regularizer` must be positive, got 0",
     ),
-    "filter form": (lambda: fit_filter(form="c"), "`form` must be 'a', 'b' or 'importance', got 'c'"),
-    "filter transition": (lambda: fit_filter(transition="x"), "`transition` must be 'shift' or 'two-inverse', got 'x'"),
-    "form a shift": (lambda: fit_filter(form="a", transition="shift"), r"Form \(a\) .* use 'two-inverse'"),
+    "filter form": (
+        lambda: fit_filter(form="c"),
+        "`form` must be 'a', 'b' or 'importance', got 'c'",
+    ),
+    "filter transition": (
+        lambda: fit_filter(transition="x"),
+        "`transition` must be 'shift' or 'two-inverse', got 'x'",
+    ),
+    "form a shift": (
+        lambda: fit_filter(form="a", transition="shift"),
+        r"Form \(a\) .* use 'two-inverse'",
+    ),
     "truncation without clip": (
         lambda: fit_filter(clip=False),
         "`truncation` = 0.02.* set `clip=True`, or `truncation=0`",
     ),
-    "truncation range": (lambda: fit_filter(truncation=1.5), r"`truncation` must be one number in \[0, 1\), got 1.5"),
-    "truncation negative": (lambda: fit_filter(truncation=-0.1), r"`truncation` must be one number in \[0, 1\)"),
+    "truncation range": (
+        lambda: fit_filter(truncation=1.5),
+        r"`truncation` must be one number in \[0, 1\), got 1.5",
+    ),
+    "truncation negative": (
+        lambda: fit_filter(truncation=-0.1),
+        r"`truncation` must be one number in \[0, 1\)",
+    ),
     "recovery form a": (
         lambda: fit_filter(form="a", recovery=kbr.Recovery(restart_below=0.5)),
         "form \\(a\\) keeps its belief on the successors: use form 'b' or 'importance'",
@@ -292,20 +446,32 @@ CASES = {
         r"`restart_below` must be one number in \[0, 1\), got 1",
     ),
     # Inputs.
-    "controls form a": (lambda: fit_controlled(fit_filter(form="a")), "`base` must be of form 'b' or 'importance'"),
+    "controls form a": (
+        lambda: fit_controlled(fit_filter(form="a")),
+        "`base` must be of form 'b' or 'importance'",
+    ),
     "controls length": (
         lambda: fit_controlled(controls=X[:4]),
         "`controls` has 4 points; `base` was fitted to 5 trans",
     ),
     "controls nan": (lambda: fit_controlled(controls=NAN), "`controls` contains NaN"),
     "controls labels": (lambda: fit_controlled(controls=LABELS), "`controls` has dtype int"),
-    "controls regularizer": (lambda: fit_controlled(regularizer=0), "`regularizer` must be positive, got 0"),
+    "controls regularizer": (
+        lambda: fit_controlled(regularizer=0),
+        "`regularizer` must be positive, got 0",
+    ),
     "controls frequencies": (
-        lambda: fit_controlled(landmarks=kbr.fourier_frequencies(PAIR, (X, X), rank=4, key=KEY)),
+        lambda: fit_controlled(landmarks=kbr.random_fourier(PAIR, (X, X), rank=4, key=KEY)),
         "exact Gram matrices or landmarks, not random Fourier features",
     ),
-    "no controls": (lambda: kbr.filter(fit_controlled(), Y), "This ControlledFilter needs `controls`"),
-    "no control": (lambda: (f := fit_controlled()).step(f.init(), Y[0]), "This ControlledFilter needs `controls`"),
+    "no controls": (
+        lambda: kbr.filter(fit_controlled(), Y),
+        "This ControlledFilter needs `controls`",
+    ),
+    "no control": (
+        lambda: (f := fit_controlled()).step(f.init(), Y[0]),
+        "This ControlledFilter needs `controls`",
+    ),
     "too few controls": (
         lambda: kbr.filter(fit_controlled(), Y, controls=X[:5]),
         "`controls` has 5 points; 6 steps need an input each",
@@ -314,41 +480,86 @@ CASES = {
         lambda: kbr.filter(fit_controlled(), Y, controls=Y),
         r"`controls` has shape \[\(3,\)\], one of `training controls` \[\(2,\)\]",
     ),
-    "controls of predict": (lambda: fit_controlled().predict(jnp.ones(5)), "This ControlledFilter needs `controls`"),
+    "controls of predict": (
+        lambda: fit_controlled().predict(jnp.ones(5)),
+        "This ControlledFilter needs `controls`",
+    ),
     "controls of a plain filter": (
         lambda: kbr.filter(FILTER, Y, controls=X),
         "This KernelBayesFilter was fitted without `controls`; see `ControlledFilter`",
     ),
-    "controls of a plain smoother": (lambda: smooth(controls=X[:3]), "was fitted without `controls`"),
-    "smoother without controls": (lambda: smooth(fit_controlled()), "This ControlledFilter needs `controls`"),
+    "controls of a plain smoother": (
+        lambda: smooth(controls=X[:3]),
+        "was fitted without `controls`",
+    ),
+    "smoother without controls": (
+        lambda: smooth(fit_controlled()),
+        "This ControlledFilter needs `controls`",
+    ),
     # The smoother.
     "smoother filter": (
         lambda: smooth(SIMPLE),
         "`smooth` needs a `KernelBayesFilter` or a `ControlledFilter`, got ApproximateFilter.*`base`",
     ),
-    "smoother weights": (lambda: smooth(weights=jnp.ones(5)), r"`weights` has shape \(5,\); .* are \[T, 5\].*vmap"),
-    "smoother points": (lambda: smooth(weights=jnp.ones((3, 4))), r"`weights` has shape \(3, 4\); .* \[T, 5\]"),
+    "smoother weights": (
+        lambda: smooth(weights=jnp.ones(5)),
+        r"`weights` has shape \(5,\); .* are \[T, 5\].*vmap",
+    ),
+    "smoother points": (
+        lambda: smooth(weights=jnp.ones((3, 4))),
+        r"`weights` has shape \(3, 4\); .* \[T, 5\]",
+    ),
     "smoother form": (lambda: smooth(form="a"), "`form` must be 'b' or 'importance', got 'a'"),
     "smoother lag": (lambda: smooth(lag=0), "`lag` must be an integer >= 1, got 0"),
-    "smoother regularizer": (lambda: smooth(regularizer=0.0), "`regularizer` must be positive, got 0"),
+    "smoother regularizer": (
+        lambda: smooth(regularizer=0.0),
+        "`regularizer` must be positive, got 0",
+    ),
     # Moments.
-    "moment filter form": (lambda: fit_moment_filter(form="a"), "`form` must be 'b' or 'importance', got 'a'"),
-    "moment filter transition": (lambda: fit_moment_filter(transition="x"), "`transition` must be 'shift' or"),
-    "moment filter clip": (lambda: fit_moment_filter(clip=True), "cannot clip.* pass `clip=False`.* `soft_cells`"),
-    "moment filter landmarks": (lambda: fit_moment_filter(landmarks_states=0), "must be an integer >= 1, got 0"),
+    "moment filter form": (
+        lambda: fit_moment_filter(form="a"),
+        "`form` must be 'b' or 'importance', got 'a'",
+    ),
+    "moment filter transition": (
+        lambda: fit_moment_filter(transition="x"),
+        "`transition` must be 'shift' or",
+    ),
+    "moment filter clip": (
+        lambda: fit_moment_filter(clip=True),
+        "cannot clip.* pass `clip=False`.* `soft_partition`",
+    ),
+    "moment filter landmarks": (
+        lambda: fit_moment_filter(landmarks_states=0),
+        "must be an integer >= 1, got 0",
+    ),
     "moment filter nan": (lambda: fit_moment_filter(NAN), "`states` contains NaN"),
-    "soft cells": (lambda: kbr.soft_cells(G, LANDMARKS, temperature=0.0), "`temperature` must be positive, got 0"),
+    "soft cells": (
+        lambda: kbr.soft_partition(G, LANDMARKS, temperature=0.0),
+        "`temperature` must be positive, got 0",
+    ),
     # The filter of 2009.
-    "2009 lengths": (lambda: fit_simple(observations=Y[:4]), "`states` has 6 points and `observations` 4"),
+    "2009 lengths": (
+        lambda: fit_simple(observations=Y[:4]),
+        "`states` has 6 points and `observations` 4",
+    ),
     "2009 one pair": (lambda: fit_simple(X[:2], Y[:1]), "at least two states and 2 observations"),
     "2009 form": (lambda: fit_simple(form="b"), "`form` must be 'affine' or 'printed', got 'b'"),
-    "2009 landmarks": (lambda: fit_simple(landmarks_states=3), "landmarks for both states and observations"),
-    "2009 regularizer": (lambda: fit_simple(regularizer=0.0), "`regularizer` must be positive, got 0"),
-    "2009 successors": (lambda: fit_simple(successors=X[:5]), "`successors` has 5 points and `states` 6"),
+    "2009 landmarks": (
+        lambda: fit_simple(landmarks_states=3),
+        "landmarks for both states and observations",
+    ),
+    "2009 regularizer": (
+        lambda: fit_simple(regularizer=0.0),
+        "`regularizer` must be positive, got 0",
+    ),
+    "2009 successors": (
+        lambda: fit_simple(successors=X[:5]),
+        "`successors` has 5 points and `states` 6",
+    ),
     "2009 nan": (lambda: fit_simple(NAN), "`states` contains NaN"),
     "2009 labels": (lambda: fit_simple(LABELS), "`states` has dtype int"),
     # Dynamics, herding, embedded Gaussians.
-    "no sets": (lambda: kbr.sample_sets([]), "`sets` is empty; at least one sample"),
+    "no sets": (lambda: kbr.sample_sequence([]), "`sets` is empty; at least one sample"),
     "one set": (lambda: fit_dynamics([X]), "`sets` holds 1 sample; dynamics need at least two"),
     "empty set": (lambda: fit_dynamics([X, EMPTY]), r"`sets\[1\]` is an empty sample"),
     "nan in a set": (lambda: fit_dynamics([X, NAN]), "`sets` contains NaN or infinity"),
@@ -356,22 +567,31 @@ CASES = {
         lambda: fit_dynamics([X, Y]),
         r"`sets\[1\]` has shape \[\(3,\)\], one of `sets\[0\]` \[\(2,\)\]",
     ),
-    "stacked sets": (lambda: kbr.sample_sets(jnp.ones(3)), r"need the shape \[T, n, ...\]"),
-    "mask of a list": (lambda: kbr.sample_sets([X], mask=jnp.ones((1, 6), bool)), "`mask` belongs to stacked samples"),
+    "stacked sets": (lambda: kbr.sample_sequence(jnp.ones(3)), r"need the shape \[T, n, ...\]"),
+    "mask of a list": (
+        lambda: kbr.sample_sequence([X], mask=jnp.ones((1, 6), bool)),
+        "`mask` belongs to stacked samples",
+    ),
     "mask of sets": (
-        lambda: kbr.sample_sets(jnp.ones((2, 3)), mask=jnp.ones((2, 3))),
+        lambda: kbr.sample_sequence(jnp.ones((2, 3)), mask=jnp.ones((2, 3))),
         r"`mask` must be a boolean mask of shape \(2, 3\)",
     ),
     "weights of sets": (
-        lambda: kbr.sample_sets([X, X], jnp.ones(6)),
+        lambda: kbr.sample_sequence([X, X], jnp.ones(6)),
         r"`weights` has shape \(6,\); sets of shape \(2, 6\)",
     ),
     "batch of sequences": (
         lambda: kbr.fit_dynamics(G, jax.tree.map(lambda leaf: leaf[None], TWO_SETS)),
         "`sets` must be one sequence",
     ),
-    "negative lambda": (lambda: fit_dynamics([X, X], regularizer=-0.1), "`regularizer` must not be negative, got -0.1"),
-    "vector of lambdas": (lambda: fit_dynamics([X, X], regularizer=jnp.ones(2)), r"`regularizer` must be one number"),
+    "negative lambda": (
+        lambda: fit_dynamics([X, X], regularizer=-0.1),
+        "`regularizer` must not be negative, got -0.1",
+    ),
+    "vector of lambdas": (
+        lambda: fit_dynamics([X, X], regularizer=jnp.ones(2)),
+        r"`regularizer` must be one number",
+    ),
     "length of gamma": (
         lambda: fit_dynamics([X, X], step_weights=jnp.ones(2)),
         r"`step_weights` has shape \(2,\); 2 sets have 1 steps",
@@ -380,7 +600,10 @@ CASES = {
         lambda: fit_dynamics([X, X], step_weights=jnp.asarray([-1.0])),
         "`step_weights` must not be negative",
     ),
-    "form": (lambda: fit_dynamics([X, X], form="last"), '`form` must be "next" or "change", got \'last\''),
+    "form": (
+        lambda: fit_dynamics([X, X], form="last"),
+        '`form` must be "next" or "change", got \'last\'',
+    ),
     "length of times": (
         lambda: fit_dynamics([X, X], times=jnp.arange(3.0), form="change"),
         r"`times` has shape \(3,\); .* each of 2 sets",
@@ -389,17 +612,47 @@ CASES = {
         lambda: fit_dynamics([X, X], times=jnp.asarray([1.0, 0.0]), form="change"),
         "`steps of times` must be positive",
     ),
-    "times of next": (lambda: fit_dynamics([X, X], times=jnp.arange(2.0)), 'need the form "change"'),
-    "length of next": (lambda: kbr.forecast(fit_dynamics([X, X]), length=0.5), 'needs the form "change"'),
-    "steps": (lambda: kbr.forecast(fit_dynamics([X, X]), 0), "`steps` must be an integer >= 1, got 0"),
-    "start": (lambda: kbr.forecast(fit_dynamics([X, X]), start=jnp.ones(3)), r"`start` has shape \(3,\)"),
-    "nothing to predict": (lambda: kbr.forward_errors(fit_dynamics([X, X])), "leave nothing to predict in 2 sets"),
-    "too few to average": (lambda: kbr.stacked_forecast(fit_dynamics([X, X])), "at least 4 sampled sets .* got 2"),
+    "times of next": (
+        lambda: fit_dynamics([X, X], times=jnp.arange(2.0)),
+        'need the form "change"',
+    ),
+    "length of next": (
+        lambda: kbr.forecast(fit_dynamics([X, X]), length=0.5),
+        'needs the form "change"',
+    ),
+    "steps": (
+        lambda: kbr.forecast(fit_dynamics([X, X]), 0),
+        "`steps` must be an integer >= 1, got 0",
+    ),
+    "start": (
+        lambda: kbr.forecast(fit_dynamics([X, X]), start=jnp.ones(3)),
+        r"`start` has shape \(3,\)",
+    ),
+    "nothing to predict": (
+        lambda: kbr.rolling_origin_errors(fit_dynamics([X, X])),
+        "leave nothing to predict in 2 sets",
+    ),
+    "too few to average": (
+        lambda: kbr.stacked_forecast(fit_dynamics([X, X])),
+        "at least 4 sampled sets .* got 2",
+    ),
     "decay": (lambda: kbr.recency_weights(3, 0.0), "`decay` must be positive"),
-    "coefficients": (lambda: kbr.mix_sets(G, TWO_SETS, jnp.ones(3)), "`coefficients` has shape .* each of 2 points"),
-    "other sets": (lambda: kbr.set_gram(G, TWO_SETS, kbr.sample_sets([Y])), "a set of `others`.* must agree"),
-    "variances": (lambda: kbr.gaussian_mixture(jnp.ones((2, 3)), jnp.ones(3)), r"`covariances` has shape \(3,\)"),
-    "means": (lambda: kbr.gaussian_mixture(jnp.ones(3), 1.0), r"`means` must be floating-point of shape \[..., c, d\]"),
+    "coefficients": (
+        lambda: kbr.combine(G, TWO_SETS, jnp.ones(3)),
+        "`coefficients` has shape .* each of 2 points",
+    ),
+    "other sets": (
+        lambda: kbr.embedding_gram(G, TWO_SETS, kbr.sample_sequence([Y])),
+        "a set of `others`.* must agree",
+    ),
+    "variances": (
+        lambda: kbr.gaussian_mixture(jnp.ones((2, 3)), jnp.ones(3)),
+        r"`covariances` has shape \(3,\)",
+    ),
+    "means": (
+        lambda: kbr.gaussian_mixture(jnp.ones(3), 1.0),
+        r"`means` must be floating-point of shape \[..., c, d\]",
+    ),
     "mixture kernel": (
         lambda: kbr.evaluate_mixture(kbr.Laplace(1.0), MIXTURE, X),
         "closed form under `Gaussian` kernels.* not Laplace",
@@ -409,27 +662,57 @@ CASES = {
         lambda: kbr.inner_mixtures(G, MIXTURE, kbr.gaussian_mixture(jnp.ones((1, 3)), jnp.ones(1))),
         "2 and 3 coordinates",
     ),
-    "herding rule": (lambda: kbr.herd(PRIOR, count=2, rule="best"), "`rule` must be one of greedy, .*got 'best'"),
-    "herding batch": (lambda: kbr.herd(BATCH, count=2), r"`embedding` is a batch of shape \(2, 6\); use `jax.vmap`"),
+    "herding rule": (
+        lambda: kbr.herd(PRIOR, count=2, rule="best"),
+        "`rule` must be one of greedy, .*got 'best'",
+    ),
+    "herding batch": (
+        lambda: kbr.herd(BATCH, count=2),
+        r"`embedding` is a batch of shape \(2, 6\); use `jax.vmap`",
+    ),
     "herding count": (lambda: kbr.herd(PRIOR, count=0), "`count` must be an integer >= 1, got 0"),
-    "free herding count": (lambda: kbr.herd(PRIOR, count=7, rule="free"), "`count` must be an integer between 1 and 6"),
-    "herding candidates": (lambda: kbr.herd(PRIOR, Y, count=2), "`candidates` has shape .* must agree"),
-    "herding on labels": (lambda: kbr.herd_continuous(kbr.embed(kbr.Delta(), LABELS), count=2), "one real array"),
+    "free herding count": (
+        lambda: kbr.herd(PRIOR, count=7, rule="free"),
+        "`count` must be an integer between 1 and 6",
+    ),
+    "herding candidates": (
+        lambda: kbr.herd(PRIOR, Y, count=2),
+        "`candidates` has shape .* must agree",
+    ),
+    "herding on labels": (
+        lambda: kbr.herd_continuous(kbr.embed(kbr.Delta(), LABELS), count=2),
+        "one real array",
+    ),
     "flipped labels": (lambda: kbr.flip_labels(LABELS, jnp.ones(6)), "`labels` must be -1 or 1"),
     "one class": (lambda: fit_svm(labels=jnp.zeros(6, int)), "at least two `classes`"),
     "unpaired labels": (lambda: fit_svm(labels=jnp.arange(5)), "`labels` has 5 points and `x` 6"),
     "penalty": (lambda: fit_svm(penalty=0.0), "`penalty` must be positive, got 0"),
-    "linear labels": (lambda: fit_svm(x=LABELS), "Linear features need points that are one real array"),
-    "points of a classifier": (lambda: kbr.classify(fit_svm(), Y), "`x` has 3 features, the classifier 2"),
-    "estimator": (lambda: kbr.fit_predicted_estimator(None, X, LABELS, jnp.ones(5)), "have 6, 6 and 5 entries"),
+    "linear labels": (
+        lambda: fit_svm(x=LABELS),
+        "Linear features need points that are one real array",
+    ),
+    "points of a classifier": (
+        lambda: kbr.classify(fit_svm(), Y),
+        "`x` has 3 features, the classifier 2",
+    ),
+    "estimator": (
+        lambda: kbr.fit_predicted_estimator(None, X, LABELS, jnp.ones(5)),
+        "have 6, 6 and 5 entries",
+    ),
     # Tests of hypotheses.
     "one point": (lambda: two_samples(X[:1]), "at least 2 points in each sample"),
     "two kinds of samples": (lambda: two_samples(X, Y), "`y` has shape|must agree"),
     "no kernels": (lambda: two_samples(kernel=[]), "`kernel` is an empty list"),
-    "null": (lambda: two_samples(null="bootstrap"), '`null` must be "permutation" or "wild bootstrap", got'),
+    "null": (
+        lambda: two_samples(null="bootstrap"),
+        '`null` must be "permutation" or "wild bootstrap", got',
+    ),
     "signs": (lambda: two_samples(X, X[:4], null="wild bootstrap"), "`y` has 4 points and `x` 6"),
     "draws": (lambda: two_samples(draws=0), "`draws` must be an integer >= 1, got 0"),
-    "blocks": (lambda: kbr.two_sample_test_of_blocks(G, X, X, block=4), "leave at least two blocks of 6 points"),
+    "blocks": (
+        lambda: kbr.block_two_sample_test(G, X, X, block=4),
+        "leave at least two blocks of 6 points",
+    ),
     "unpaired": (lambda: kbr.independence_test(G, G, X, X[:4], key=KEY), "6 points|4 points"),
     "one pair": (lambda: kbr.independence_test(G, G, X[:1], X[:1], key=KEY), "at least 2 pairs"),
     "three triples": (lambda: triples(X[:3]), "at least 4 triples"),
@@ -441,23 +724,49 @@ CASES = {
         lambda: fit_posterior(kbr.Simulations(X, Y[:4])),
         "`simulations.parameters` has 6 points and `simulations.data` 4",
     ),
-    "failed simulations": (lambda: fit_posterior(kbr.Simulations(X, NAN)), "`simulations.data` contains NaN .* remove"),
-    "method": (lambda: fit_posterior(method="abc"), "`method` must be one of 'conditional', .*got 'abc'"),
-    "prior of a condition": (lambda: fit_posterior(prior=PRIOR), "'conditional' .* takes no `prior`.* use 'bayes'"),
-    "clip of a condition": (lambda: fit_posterior(clip=True), "'conditional' .* takes no .* `clip`"),
+    "failed simulations": (
+        lambda: fit_posterior(kbr.Simulations(X, NAN)),
+        "`simulations.data` contains NaN .* remove",
+    ),
+    "method": (
+        lambda: fit_posterior(method="abc"),
+        "`method` must be one of 'conditional', .*got 'abc'",
+    ),
+    "prior of a condition": (
+        lambda: fit_posterior(prior=PRIOR),
+        "'conditional' .* takes no `prior`.* use 'bayes'",
+    ),
+    "clip of a condition": (
+        lambda: fit_posterior(clip=True),
+        "'conditional' .* takes no .* `clip`",
+    ),
     "no delta": (lambda: fit_posterior(method="bayes"), "'bayes' needs a `posterior_regularizer`"),
     "batch of priors": (
         lambda: fit_posterior(method="bayes", prior=BATCH, posterior_regularizer=0.1),
         r"`prior` is a batch of shape \(2, 6\)",
     ),
     "prior of another kind": (
-        lambda: fit_posterior(method="importance", prior=kbr.embed(G, Y), posterior_regularizer=0.1),
+        lambda: fit_posterior(
+            method="importance", prior=kbr.embed(G, Y), posterior_regularizer=0.1
+        ),
         "`prior.points` has shape",
     ),
-    "observation of a posterior": (lambda: fit_posterior().posterior(X), r"`observation` has shape \[\(2,\)\]"),
-    "probabilities": (lambda: kbr.quantile(PRIOR, 1.5), r"`probabilities` must be a number in \[0, 1\].*got 1.5"),
-    "quantiles of labels": (lambda: kbr.quantile(kbr.embed(kbr.Delta(), LABELS), 0.5), "Quantiles need real values"),
-    "level": (lambda: kbr.credible_interval(PRIOR, 95), "`level` must be one number between 0 and 1, got 95"),
+    "observation of a posterior": (
+        lambda: fit_posterior().posterior(X),
+        r"`observation` has shape \[\(2,\)\]",
+    ),
+    "probabilities": (
+        lambda: kbr.quantile(PRIOR, 1.5),
+        r"`probabilities` must be a number in \[0, 1\].*got 1.5",
+    ),
+    "quantiles of labels": (
+        lambda: kbr.quantile(kbr.embed(kbr.Delta(), LABELS), 0.5),
+        "Quantiles need real values",
+    ),
+    "level": (
+        lambda: kbr.credible_interval(PRIOR, 95),
+        "`level` must be one number between 0 and 1, got 95",
+    ),
 }
 
 #: The same for both filters.
@@ -469,26 +778,44 @@ FILTERED = {
     "rank": (lambda f: kbr.filter(f, Y[0]), r"`observations` has shape \[\(\)\]"),
     "empty": (lambda f: kbr.filter(f, jnp.zeros((0, 3))), "`observations` is an empty sample"),
     "dtype": (lambda f: kbr.filter(f, jnp.ones((4, 3), int)), "`observations` has dtype int"),
-    "structure": (lambda f: kbr.filter(f, (Y, Y)), "`observations` has the structure .* `training observations`"),
+    "structure": (
+        lambda f: kbr.filter(f, (Y, Y)),
+        "`observations` has the structure .* `training observations`",
+    ),
     "mask length": (
         lambda f: kbr.filter(f, Y, observed=jnp.ones(5, bool)),
         r"`observed` must be .* \(6,\), got bool\[5\]",
     ),
-    "mask dtype": (lambda f: kbr.filter(f, Y, observed=jnp.ones(6)), r"`observed` must be a boolean mask .* got float"),
+    "mask dtype": (
+        lambda f: kbr.filter(f, Y, observed=jnp.ones(6)),
+        r"`observed` must be a boolean mask .* got float",
+    ),
     "advance mask": (
         lambda f: kbr.advance(f, f.init(), Y, observed=jnp.ones((6, 1), bool)),
         r"`observed` must be .* \(6,\), got bool\[6, 1\]",
     ),
-    "prior": (lambda f: kbr.filter(f, Y, prior=kbr.embed(G, Y)), r"`prior.points` has shape \[\(3,\)\], one of"),
-    "prior batch": (lambda f: f.init(BATCH), r"`prior` is a batch of shape \(2, 6\); use `jax.vmap`"),
-    "step batch": (lambda f: f.step(f.init(), Y), "`observation` must be one point; use `kbr_jax.filter`"),
+    "prior": (
+        lambda f: kbr.filter(f, Y, prior=kbr.embed(G, Y)),
+        r"`prior.points` has shape \[\(3,\)\], one of",
+    ),
+    "prior batch": (
+        lambda f: f.init(BATCH),
+        r"`prior` is a batch of shape \(2, 6\); use `jax.vmap`",
+    ),
+    "step batch": (
+        lambda f: f.step(f.init(), Y),
+        "`observation` must be one point; use `kbr_jax.filter`",
+    ),
     "step features": (lambda f: f.step(f.init(), X[0]), r"`observation` has shape"),
     "step dtype": (lambda f: f.step(f.init(), jnp.ones(3, int)), "`observation` has dtype int"),
     "step structure": (lambda f: f.step(f.init(), (Y[0], Y[0])), "`observation` has the structure"),
     "first observation": (lambda f: f.init_from_observation(X[0]), r"`observation`"),
     "first observations": (lambda f: f.init_from_observation(Y), "`observation` must be one point"),
     "no steps": (lambda f: f.predict(jnp.ones(5) / 5, 0), "`steps` must be an integer >= 1, got 0"),
-    "half a step": (lambda f: f.predict(jnp.ones(5) / 5, 1.5), "`steps` must be an integer >= 1, got 1.5"),
+    "half a step": (
+        lambda f: f.predict(jnp.ones(5) / 5, 1.5),
+        "`steps` must be an integer >= 1, got 1.5",
+    ),
 }
 
 
@@ -510,7 +837,7 @@ def test_bad_input_of_a_filter(name, filt):
 @pytest.mark.parametrize(
     "call, name",
     [
-        (lambda: kbr.random_landmarks(G, X, rank=2), "key"),
+        (lambda: kbr.rpcholesky_landmarks(G, X, rank=2), "key"),
         (lambda: kbr.uniform_landmarks(X, rank=2), "key"),
         (lambda: kbr.fit_conditional(G, G, X, Y), "regularizer"),
         (lambda: kbr.bayes_rule(MODEL, PRIOR, Y[0]), "regularizer"),
@@ -526,10 +853,13 @@ def test_what_has_no_default_is_asked_for(call, name):
     "call, name",
     [
         (lambda x: kbr.fit_conditional(G, G, x, Y, **RIDGE).factor, "x"),
-        (lambda x: kbr.fit_conditional(G, G, Y, x, **RIDGE).features_y.codes, "y"),
+        (lambda x: kbr.fit_conditional(G, G, Y, x, **RIDGE).features_y.matrix, "y"),
         (lambda x: kbr.embed(G, x).points, "points"),
-        (lambda x: kbr.KernelBayesFilter.fit(G, G, x, Y, **BAYES).states.codes, "states"),
-        (lambda x: kbr.ApproximateFilter.fit(G, G, Y, x, **RIDGE).observations.codes, "observations"),
+        (lambda x: kbr.KernelBayesFilter.fit(G, G, x, Y, **BAYES).states.matrix, "states"),
+        (
+            lambda x: kbr.ApproximateFilter.fit(G, G, Y, x, **RIDGE).observations.matrix,
+            "observations",
+        ),
     ],
 )
 def test_traced_nan_raises_when_the_program_runs(call, name):
@@ -542,5 +872,7 @@ def test_traced_nan_raises_when_the_program_runs(call, name):
 
 def test_traced_parameters_are_not_looked_at():
     """Positivity inside jit is the caller's: nothing is raised, and nothing is read that cannot be."""
-    weights = jax.jit(lambda h, r: kbr.condition(fit(kernel_x=kbr.Gaussian(h), regularizer=r), X[0]).weights)
+    weights = jax.jit(
+        lambda h, r: kbr.condition(fit(kernel_x=kbr.Gaussian(h), regularizer=r), X[0]).weights
+    )
     assert np.all(np.isfinite(weights(1.0, 0.1)))

@@ -24,12 +24,12 @@ ESTIMATORS = [
     ("importance", "shift"),
     ("importance", "two-inverse"),
 ]
-PRINTED = {"clip": False, "truncation": 0.0, "normalise": False}
+PRINTED = {"clip": False, "truncation": 0.0, "normalize": False}
 CLEANINGS = [
     PRINTED,
-    {"clip": True, "truncation": 0.0, "normalise": False},
-    {"clip": False, "truncation": 0.0, "normalise": True},
-    {"clip": True, "truncation": 0.15, "normalise": True},
+    {"clip": True, "truncation": 0.0, "normalize": False},
+    {"clip": False, "truncation": 0.0, "normalize": True},
+    {"clip": True, "truncation": 0.15, "normalize": True},
 ]
 
 
@@ -44,7 +44,9 @@ def nonlinear_sequence(length, seed):
     s[0] = [1.0, 0.0]
     for t in range(length):
         u, v = s[t]
-        s[t + 1] = [np.tanh(0.8 * u - 0.9 * v), 0.9 * u + 0.4 * np.sin(v)] + 0.2 * rng.normal(size=2)
+        s[t + 1] = [np.tanh(0.8 * u - 0.9 * v), 0.9 * u + 0.4 * np.sin(v)] + 0.2 * rng.normal(
+            size=2
+        )
     return s, s[:-1] ** 3 / 2 + s[:-1] + 0.2 * rng.normal(size=(length, 2))
 
 
@@ -60,18 +62,18 @@ def gaussian(a, b, h):
 
 def gram_function(features, h):
     """The kernel of features, exact or Nystroem, as a function of two samples."""
-    if isinstance(features, kbr.ExactFeatures):
+    if isinstance(features, kbr.DenseGram):
         return lambda a, b: gaussian(a, b, h)
     points = np.asarray(features.landmarks.points)[np.asarray(features.landmarks.active)]
     inner = np.linalg.inv(gaussian(points, points, h))
     return lambda a, b: gaussian(a, points, h) @ inner @ gaussian(points, b, h)
 
 
-def numpy_clean(w, clip, truncation, normalise):
+def numpy_clean(w, clip, truncation, normalize):
     if clip:
         w = np.maximum(w, 0)
         w = np.where(w < truncation * w.max(), 0, w)
-    return w / w.sum() if normalise else w
+    return w / w.sum() if normalize else w
 
 
 def numpy_bayes(form, w, k, column):
@@ -92,7 +94,9 @@ def numpy_filter(ks, ko, form, transition, cleaning, sequence, mask):
     inverse = np.linalg.inv(g + T * EPSILON * np.eye(T))
     w = on_successors = np.full(T, 1 / T)
     if form == "a":  # the marginal of the states, regressed onto the successors
-        on_successors = np.linalg.solve(ks(s_next, s_next) + T * EPSILON * np.eye(T), ks(s_next, s) @ w)
+        on_successors = np.linalg.solve(
+            ks(s_next, s_next) + T * EPSILON * np.eye(T), ks(s_next, s) @ w
+        )
     beliefs, priors = [], []
     for observation, seen in zip(sequence, mask, strict=True):
         w = numpy_clean(w, **cleaning)
@@ -185,8 +189,8 @@ def numpy_approximate(ks, ko, form, sequence):
         if form == "printed":
             beta = np.linalg.solve(h @ k + h @ u + n * EPSILON * np.eye(n), h @ code)
         else:
-            centred = h @ (code - (k + u).mean(1))
-            beta = 1 / n + np.linalg.solve(h @ (k + u) @ h + n * EPSILON * np.eye(n), centred)
+            centered = h @ (code - (k + u).mean(1))
+            beta = 1 / n + np.linalg.solve(h @ (k + u) @ h + n * EPSILON * np.eye(n), centered)
         beliefs.append(beta)
     return np.stack(beliefs)
 
@@ -225,7 +229,9 @@ def test_online_use_equals_the_scan(make):
 @pytest.mark.parametrize("make", every_filter())
 def test_vmap_over_sequences_equals_a_loop(make):
     filt = make()
-    batch = jnp.asarray(np.stack([TEST, nonlinear_sequence(STEPS, 2)[1], nonlinear_sequence(STEPS, 3)[1]]))
+    batch = jnp.asarray(
+        np.stack([TEST, nonlinear_sequence(STEPS, 2)[1], nonlinear_sequence(STEPS, 3)[1]])
+    )
     together = jax.vmap(lambda sequence: kbr.filter(filt, sequence))(batch)
     assert together.weights.shape == (3, STEPS, filt.states.size)
     for index, sequence in enumerate(batch):
@@ -248,13 +254,20 @@ def test_missing_observations_are_predictions(make):
         close(ahead.points, filt.successors)
         if isinstance(filt, kbr.KernelBayesFilter) and filt.form != "a":
             # The belief is the prediction, regressed onto the training states and cleaned.
-            codes = ahead.weights @ filt.successor_codes
-            weights = filt.states.ridge_weights(filt.state_factor, codes[None])[0]
-            options = {"clip": filt.clip, "truncation": filt.truncation, "normalise": filt.normalise}
+            coordinates = ahead.weights @ filt.successor_codes
+            weights = filt.states.ridge_weights(filt.state_factor, coordinates[None])[0]
+            options = {
+                "clip": filt.clip,
+                "truncation": filt.truncation,
+                "normalize": filt.normalize,
+            }
             close(missing.weights[k - 1], kbr.clean_weights(weights, **options))
         else:
             close(missing.weights[k - 1], ahead.weights)
-            close(kbr.evaluate(filt.belief(missing.weights[k - 1]), points), kbr.evaluate(ahead, points))
+            close(
+                kbr.evaluate(filt.belief(missing.weights[k - 1]), points),
+                kbr.evaluate(ahead, points),
+            )
     batch = filt.predict(run.weights, 2)
     close(batch.weights[-1], filt.predict(start, 2).weights)
 
@@ -287,7 +300,9 @@ def test_init_from_a_prior(landmarks):
     s, s_next = STATES[:-1], STATES[1:]
 
     def projected(ks, sample):
-        return np.linalg.solve(ks(sample, sample) + T * EPSILON * np.eye(T), ks(sample, points) @ weights)
+        return np.linalg.solve(
+            ks(sample, sample) + T * EPSILON * np.eye(T), ks(sample, points) @ weights
+        )
 
     for form, transition in (("b", "shift"), ("a", "two-inverse")):
         filt = fitted(form, transition, landmarks)
@@ -322,13 +337,21 @@ def test_separate_transitions_equal_the_sequence_they_come_from():
     common = {"regularizer": EPSILON, "posterior_regularizer": DELTA}
     s, o = jnp.asarray(STATES), jnp.asarray(OBSERVED)
     whole = kbr.KernelBayesFilter.fit(KS, KO, s, o, **common)
-    short = kbr.KernelBayesFilter.fit(KS, KO, s, jnp.concatenate([o, o[:1]]), **common)  # the last pair is dropped
+    short = kbr.KernelBayesFilter.fit(
+        KS, KO, s, jnp.concatenate([o, o[:1]]), **common
+    )  # the last pair is dropped
     triples = kbr.KernelBayesFilter.fit(KS, KO, s[:-1], o, successors=s[1:], **common)
     for other in (short, triples):
-        jax.tree.map(close, kbr.filter(other, jnp.asarray(TEST)), kbr.filter(whole, jnp.asarray(TEST)))
+        jax.tree.map(
+            close, kbr.filter(other, jnp.asarray(TEST)), kbr.filter(whole, jnp.asarray(TEST))
+        )
     whole = kbr.ApproximateFilter.fit(KS, KO, s, o, regularizer=EPSILON)
-    triples = kbr.ApproximateFilter.fit(KS, KO, s[:-2], o[1:], successors=s[1:-1], regularizer=EPSILON)
-    jax.tree.map(close, kbr.filter(triples, jnp.asarray(TEST)), kbr.filter(whole, jnp.asarray(TEST)))
+    triples = kbr.ApproximateFilter.fit(
+        KS, KO, s[:-2], o[1:], successors=s[1:-1], regularizer=EPSILON
+    )
+    jax.tree.map(
+        close, kbr.filter(triples, jnp.asarray(TEST)), kbr.filter(whole, jnp.asarray(TEST))
+    )
 
 
 def test_no_recovery_is_recovery_with_nothing_in_it():
@@ -341,7 +364,9 @@ def test_no_recovery_is_recovery_with_nothing_in_it():
         regularizer=EPSILON,
         posterior_regularizer=DELTA,
     )
-    plain, nothing = (kbr.filter(fit(recovery=r), jnp.asarray(TEST)) for r in (None, kbr.Recovery()))
+    plain, nothing = (
+        kbr.filter(fit(recovery=r), jnp.asarray(TEST)) for r in (None, kbr.Recovery())
+    )
     jax.tree.map(close, plain, nothing)
     always = kbr.filter(fit(recovery=kbr.Recovery(restart_below=0.999)), jnp.asarray(TEST))
     assert np.any(always.restarted)
@@ -354,7 +379,11 @@ def test_no_recovery_is_recovery_with_nothing_in_it():
 def random_model(seed, hidden=3, symbols=3):
     rng = np.random.default_rng(seed)
     rows = [rng.multinomial(8, rng.dirichlet(np.ones(hidden))) + 1 for _ in range(hidden)]
-    return np.stack(rows), rng.dirichlet(np.ones(symbols) * 2, size=hidden), rng.integers(symbols, size=12)
+    return (
+        np.stack(rows),
+        rng.dirichlet(np.ones(symbols) * 2, size=hidden),
+        rng.integers(symbols, size=12),
+    )
 
 
 def model_sample(transitions, emission):
@@ -398,12 +427,12 @@ def table_filter(s, o, s_next, form):
         landmarks_observations=3,
         clip=True,
         truncation=0.0,
-        normalise=True,
+        normalize=True,
     )
 
 
 def by_state(filt, weights):
-    """Belief weights as normalised probabilities of the three states."""
+    """Belief weights as normalized probabilities of the three states."""
     table = np.asarray(weights) @ (np.asarray(filt.support)[:, None] == np.arange(3)).astype(float)
     return table / table.sum(-1, keepdims=True)
 
@@ -448,10 +477,10 @@ def validation_error(kind):
     states, observations = nonlinear_sequence(30, 5)
     truth, sequence = nonlinear_sequence(LONG, 6)
     options = {
-        "printed": {"form": "b", "clip": False, "truncation": 0.0, "normalise": False},
-        "clipped": {"form": "b", "clip": True, "truncation": 0.02, "normalise": True},
+        "printed": {"form": "b", "clip": False, "truncation": 0.0, "normalize": False},
+        "clipped": {"form": "b", "clip": True, "truncation": 0.02, "normalize": True},
         "importance": {"form": "importance", "truncation": 0.0, "transition": "two-inverse"},
-        "form a": {"form": "a", "clip": False, "truncation": 0.0, "normalise": True},
+        "form a": {"form": "a", "clip": False, "truncation": 0.0, "normalize": True},
         "2009": {},
     }[kind]
 
@@ -478,7 +507,9 @@ def test_gradients_through_two_hundred_steps(kind):
     assert 0 < float(value) < 1
     step = 1e-6 if kind == "clipped" else 1e-4
     for name in logs:
-        runs = (with_gradient({**logs, name: logs[name] + shift * step}) for shift in (-2, -1, 1, 2))
+        runs = (
+            with_gradient({**logs, name: logs[name] + shift * step}) for shift in (-2, -1, 1, 2)
+        )
         low2, low, high, high2 = (float(error) for error, _ in runs)
         expected = (8 * (high - low) - (high2 - low2)) / (12 * step)
         if kind == "2009" and name == "posterior_regularizer":
@@ -495,7 +526,12 @@ def test_one_compilation_serves_all_parameters():
     @chex.assert_max_traces(n=1)
     def weights(bandwidth, epsilon, delta):
         filt = kbr.KernelBayesFilter.fit(
-            kbr.Gaussian(bandwidth), KO, states, observations, regularizer=epsilon, posterior_regularizer=delta
+            kbr.Gaussian(bandwidth),
+            KO,
+            states,
+            observations,
+            regularizer=epsilon,
+            posterior_regularizer=delta,
         )
         return kbr.filter(filt, sequence).weights
 
@@ -561,7 +597,9 @@ def test_the_filter_beats_the_raw_observation_on_a_rotation():
     )
     filtered = error(kbr.mean(filt.belief(kbr.filter(filt, jnp.asarray(sequence)).weights)))
     approximate = kbr.ApproximateFilter.fit(*kernels, *data, regularizer=1e-3)
-    simple = error(kbr.mean(approximate.belief(kbr.filter(approximate, jnp.asarray(sequence)).weights)))
+    simple = error(
+        kbr.mean(approximate.belief(kbr.filter(approximate, jnp.asarray(sequence)).weights))
+    )
     raw = error(sequence)
     assert 0.06 < raw < 0.1
     assert 0.035 < filtered < 0.8 * raw  # below .04 it would know more than an optimal filter

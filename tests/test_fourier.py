@@ -18,11 +18,16 @@ G = kbr.Gaussian(1.3)
 
 def products(kernel, points, count, orthogonal=False, seed=0):
     """Kernel estimates of each single frequency (of one for each term of a sum), `[count, n, n]`."""
-    key, terms = jax.random.key(seed), len(kbr.fourier_frequencies(kernel, points, rank=8, key=jax.random.key(0)).draws)
+    key, terms = (
+        jax.random.key(seed),
+        len(kbr.random_fourier(kernel, points, rank=8, key=jax.random.key(0)).draws),
+    )
     rank = 2 * terms * count
-    draws = kbr.fourier_frequencies(kernel, points, rank=rank, key=key, orthogonal=orthogonal)
-    codes = np.asarray(fit_features(kernel, points, draws).codes).reshape(-1, terms, 2, count)
-    return count * np.einsum("itpc,jtpc->cij", codes, codes)
+    draws = kbr.random_fourier(kernel, points, rank=rank, key=key, orthogonal=orthogonal)
+    coordinates = np.asarray(fit_features(kernel, points, draws).matrix).reshape(
+        -1, terms, 2, count
+    )
+    return count * np.einsum("itpc,jtpc->cij", coordinates, coordinates)
 
 
 KERNELS = {
@@ -67,42 +72,56 @@ def test_orthogonal_features_have_less_variance():
     d = 16
     points, kernel = jnp.asarray(RNG.normal(size=(8, d))), kbr.Gaussian(4.0)
     plain, orthogonal = (
-        off_diagonal(products(kernel, points, 300 * d, flag).reshape(300, d, 8, 8).mean(axis=1).var(axis=0)).mean()
+        off_diagonal(
+            products(kernel, points, 300 * d, flag).reshape(300, d, 8, 8).mean(axis=1).var(axis=0)
+        ).mean()
         for flag in (False, True)
     )
     assert orthogonal < 0.6 * plain
-    draws = kbr.fourier_frequencies(kernel, points, rank=2 * d, key=jax.random.key(0), orthogonal=True).draws[0][0]
+    draws = kbr.random_fourier(
+        kernel, points, rank=2 * d, key=jax.random.key(0), orthogonal=True
+    ).draws[0][0]
     np.testing.assert_allclose(off_diagonal(np.asarray(draws @ draws.T)), 0, atol=1e-12)
 
 
 def test_the_variance_is_the_documented_one_and_falls_as_one_over_the_rank():
-    exact, twice, estimates = np.asarray(kbr.gram(G, X)), np.asarray(kbr.gram(G, 2 * X)), products(G, X, 2**14)
+    exact, twice, estimates = (
+        np.asarray(kbr.gram(G, X)),
+        np.asarray(kbr.gram(G, 2 * X)),
+        products(G, X, 2**14),
+    )
     for rank in (8, 128):
         variance = estimates.reshape(-1, rank // 2, N, N).mean(axis=1).var(axis=0)
         expected = (1 + twice - 2 * exact**2) / rank
-        np.testing.assert_allclose(off_diagonal(variance).mean(), off_diagonal(expected).mean(), rtol=0.1)
+        np.testing.assert_allclose(
+            off_diagonal(variance).mean(), off_diagonal(expected).mean(), rtol=0.1
+        )
 
 
 def test_the_gradient_in_the_bandwidth_holds_the_draws_fixed():
-    draws = kbr.fourier_frequencies(kbr.Matern32(1.0), D, rank=10, key=jax.random.key(1))
+    draws = kbr.random_fourier(kbr.Matern32(1.0), D, rank=10, key=jax.random.key(1))
     mix = jnp.asarray(RNG.normal(size=(N, 10)))
 
     def loss(bandwidth):
-        return jnp.sum(mix * fit_features(2.0 * kbr.Matern32(bandwidth), X, draws).codes)
+        return jnp.sum(mix * fit_features(2.0 * kbr.Matern32(bandwidth), X, draws).matrix)
 
     gradient = jax.grad(loss)(ARD)
     for c in range(D):
         step = 1e-6 * jnp.eye(D)[c]
-        np.testing.assert_allclose(gradient[c], (loss(ARD + step) - loss(ARD - step)) / 2e-6, rtol=1e-6)
+        np.testing.assert_allclose(
+            gradient[c], (loss(ARD + step) - loss(ARD - step)) / 2e-6, rtol=1e-6
+        )
 
 
 def test_features_of_new_points_and_samples():
-    draws = kbr.fourier_frequencies(G, X, rank=6, key=jax.random.key(2))
+    draws = kbr.random_fourier(G, X, rank=6, key=jax.random.key(2))
     features = fit_features(G, X, draws)
-    np.testing.assert_allclose(features.encode(X[2:5]), features.codes[2:5])
-    np.testing.assert_allclose(features.rebase(X[4:]).codes, features.codes[4:])
-    moved = fit_features(kbr.Gaussian(0.7), Y[:, :1] * X, draws)  # another bandwidth, another sample
-    assert moved.codes.shape == (N, 6) and features.frequencies is draws
+    np.testing.assert_allclose(features.coordinates(X[2:5]), features.matrix[2:5])
+    np.testing.assert_allclose(features.at(X[4:]).matrix, features.matrix[4:])
+    moved = fit_features(
+        kbr.Gaussian(0.7), Y[:, :1] * X, draws
+    )  # another bandwidth, another sample
+    assert moved.matrix.shape == (N, 6) and features.frequencies is draws
 
 
 def linear_kernel(draws, kernel):
@@ -110,7 +129,7 @@ def linear_kernel(draws, kernel):
     features = fit_features(kernel, X[:1], draws)
 
     def k(a, b):
-        both = features.encode(jnp.stack([a, b]))
+        both = features.coordinates(jnp.stack([a, b]))
         return both[0] @ both[1]
 
     return k
@@ -118,11 +137,15 @@ def linear_kernel(draws, kernel):
 
 def test_the_rules_take_frequencies():
     kernel = kbr.Gaussian(1.0)
-    draws = kbr.fourier_frequencies(kernel, X, rank=8, key=jax.random.key(3))
+    draws = kbr.random_fourier(kernel, X, rank=8, key=jax.random.key(3))
     exact = linear_kernel(draws, kernel)
-    low = kbr.fit_conditional(kernel, kernel, X, X[::-1], regularizer=0.05, landmarks_x=draws, landmarks_y=draws)
+    low = kbr.fit_conditional(
+        kernel, kernel, X, X[::-1], regularizer=0.05, landmarks_x=draws, landmarks_y=draws
+    )
     dense = kbr.fit_conditional(exact, exact, X, X[::-1], regularizer=0.05)
-    np.testing.assert_allclose(kbr.condition(low, X[:2]).weights, kbr.condition(dense, X[:2]).weights, atol=1e-9)
+    np.testing.assert_allclose(
+        kbr.condition(low, X[:2]).weights, kbr.condition(dense, X[:2]).weights, atol=1e-9
+    )
     for form in ("b", "importance"):
         posteriors = [
             kbr.bayes_rule(model, kbr.embed(k, X[:4]), X[:2], regularizer=0.01, form=form).weights
@@ -135,10 +158,14 @@ def test_the_rules_take_frequencies():
 @pytest.mark.parametrize("family", [kbr.KernelBayesFilter, kbr.ApproximateFilter])
 def test_the_filters_take_frequencies(family):
     angles = 0.3 * jnp.arange(60.0)
-    states = jnp.stack([jnp.cos(angles), jnp.sin(angles)], axis=1) + 0.05 * jnp.asarray(RNG.normal(size=(60, 2)))
+    states = jnp.stack([jnp.cos(angles), jnp.sin(angles)], axis=1) + 0.05 * jnp.asarray(
+        RNG.normal(size=(60, 2))
+    )
     kernel = kbr.Gaussian(0.7)
-    draws = kbr.fourier_frequencies(kernel, states, rank=200, key=jax.random.key(4), orthogonal=True)
-    options = {"regularizer": 1e-3} | ({"posterior_regularizer": 1e-3} if family is kbr.KernelBayesFilter else {})
+    draws = kbr.random_fourier(kernel, states, rank=200, key=jax.random.key(4), orthogonal=True)
+    options = {"regularizer": 1e-3} | (
+        {"posterior_regularizer": 1e-3} if family is kbr.KernelBayesFilter else {}
+    )
     estimates = []
     for choice in (None, draws):
         chosen = {"landmarks_states": choice, "landmarks_observations": choice}
@@ -154,16 +181,16 @@ def test_one_compilation_serves_all_draws_and_bandwidths():
     @jax.jit
     def features(kernel, draws):
         traced.append(None)
-        return fit_features(kernel, X, draws).codes
+        return fit_features(kernel, X, draws).matrix
 
     for seed in range(3):
         kernel = kbr.Gaussian(1.0 + seed)
-        features(kernel, kbr.fourier_frequencies(kernel, X, rank=4, key=jax.random.key(seed)))
+        features(kernel, kbr.random_fourier(kernel, X, rank=4, key=jax.random.key(seed)))
     assert len(traced) == 1
 
 
 def spectrum(kernel, points=X, rank=8, **options):
-    return lambda: kbr.fourier_frequencies(kernel, points, rank=rank, key=jax.random.key(0), **options)
+    return lambda: kbr.random_fourier(kernel, points, rank=rank, key=jax.random.key(0), **options)
 
 
 def use(kernel, points, draws):
@@ -171,18 +198,33 @@ def use(kernel, points, draws):
 
 
 ERRORS = {
-    "no spectral density": (spectrum(kbr.Linear()), "Linear has no spectral density.*Gaussian, Laplace, Matern12"),
+    "no spectral density": (
+        spectrum(kbr.Linear()),
+        "Linear has no spectral density.*Gaussian, Laplace, Matern12",
+    ),
     "inside a sum": (spectrum(G + kbr.Polynomial(2)), "Polynomial has no spectral density"),
-    "rational quadratic": (spectrum(kbr.RationalQuadratic(1.0)), "RationalQuadratic offers no draws"),
-    "callable": (spectrum(lambda a, b: jnp.exp(-jnp.sum((a - b) ** 2))), "FunctionKernel has no spectral density"),
-    "orthogonal Laplace": (spectrum(kbr.Laplace(1.0), orthogonal=True), "Orthogonal .* Laplace .* product"),
+    "rational quadratic": (
+        spectrum(kbr.RationalQuadratic(1.0)),
+        "RationalQuadratic offers no draws",
+    ),
+    "callable": (
+        spectrum(lambda a, b: jnp.exp(-jnp.sum((a - b) ** 2))),
+        "FunctionKernel has no spectral density",
+    ),
+    "orthogonal Laplace": (
+        spectrum(kbr.Laplace(1.0), orthogonal=True),
+        "Orthogonal .* Laplace .* product",
+    ),
     "odd rank": (spectrum(G, rank=5), "`rank` must be a multiple of 2 "),
     "rank of a sum": (spectrum(G + G, rank=6), "`rank` must be a multiple of 4 .*2 terms"),
     "rank zero": (spectrum(G, rank=0), "`rank` must be an integer >= 1"),
     "dimension zero": (spectrum(G, 0), "`points` must be an integer >= 1"),
     "integers": (spectrum(G, jnp.arange(6)), "real coordinates"),
     "nan": (spectrum(G, X.at[0].set(jnp.nan)), "`points` contains NaN"),
-    "other family": (use(kbr.Laplace(1.0), X, spectrum(G)()), "drawn for .*Gaussian.* kernel is of .*Laplace"),
+    "other family": (
+        use(kbr.Laplace(1.0), X, spectrum(G)()),
+        "drawn for .*Gaussian.* kernel is of .*Laplace",
+    ),
     "other shape": (use(G, X[:, :2], spectrum(G)()), "must agree"),
 }
 

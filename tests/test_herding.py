@@ -11,13 +11,17 @@ import pytest
 
 import kbr_jax as kbr
 
-CASE = json.loads((pathlib.Path(__file__).parent / "reference_cases.json").read_text())["distributions"]["7_herding"]
+CASE = json.loads((pathlib.Path(__file__).parent / "reference_cases.json").read_text())[
+    "distributions"
+]["7_herding"]
 DENSITY = float((2 * np.pi) ** -0.5) * kbr.Gaussian(1.0)
 TARGET = kbr.embed(DENSITY, jnp.asarray(CASE["X"])[:, None], jnp.asarray(CASE["w"]))
 HALF = np.arange(-4, 4.25, 0.5)
 RNG = np.random.default_rng(0)
 POINTS = RNG.normal(size=(12, 2))
-SIGNED = kbr.embed(kbr.Gaussian(0.8), jnp.asarray(POINTS), jnp.asarray(RNG.normal(size=12) / 6 + 1 / 12))
+SIGNED = kbr.embed(
+    kbr.Gaussian(0.8), jnp.asarray(POINTS), jnp.asarray(RNG.normal(size=12) / 6 + 1 / 12)
+)
 CANDIDATES = RNG.normal(size=(30, 2))
 COUNT = 8
 
@@ -28,7 +32,9 @@ def close(actual, expected, tol=1e-10):
 
 def matrices(kernel=SIGNED.kernel, candidates=CANDIDATES):
     gram = np.asarray(kbr.gram(kernel, jnp.asarray(candidates)))
-    target = np.asarray(kbr.gram(kernel, jnp.asarray(candidates), SIGNED.points)) @ np.asarray(SIGNED.weights)
+    target = np.asarray(kbr.gram(kernel, jnp.asarray(candidates), SIGNED.points)) @ np.asarray(
+        SIGNED.weights
+    )
     return gram, target
 
 
@@ -41,27 +47,40 @@ def herd(rule, count=COUNT, kernel=SIGNED.kernel):
 def test_reference_case(rule):
     grid = jnp.asarray(HALF)[:, None]
     close(kbr.evaluate(TARGET, grid), CASE["eta_on_grid_step_half"], 1e-15)
-    close(kbr.herd(TARGET, grid, count=8, rule=rule).embedding.points[:, 0], CASE["herd_grid_half"], 1e-12)
+    close(
+        kbr.herd(TARGET, grid, count=8, rule=rule).embedding.points[:, 0],
+        CASE["herd_grid_half"],
+        1e-12,
+    )
     fine = jnp.asarray(np.arange(-400, 401) / 100)[:, None]
-    close(kbr.herd(TARGET, fine, count=8, rule=rule).embedding.points[:, 0], CASE["herd_grid_001"], 1e-12)
+    close(
+        kbr.herd(TARGET, fine, count=8, rule=rule).embedding.points[:, 0],
+        CASE["herd_grid_001"],
+        1e-12,
+    )
     own = kbr.herd(TARGET, count=8, rule=rule)
     close(own.embedding.points[:, 0], CASE["herd_candidates_X"], 0)
     close(own.embedding.weights, np.full(8, 1 / 8), 1e-15)
 
 
 def test_reference_case_in_continuous_space():
-    found = kbr.herd_continuous(TARGET, count=8, starts=jnp.asarray(HALF)[:, None], lower=-4.0, upper=4.0)
+    found = kbr.herd_continuous(
+        TARGET, count=8, starts=jnp.asarray(HALF)[:, None], lower=-4.0, upper=4.0
+    )
     close(found.embedding.points[:, 0], CASE["herd_continuous_box_m4_4"], 1e-7)
     assert found.index is None
     expected = [
-        kbr.mmd2(TARGET, kbr.embed(DENSITY, found.embedding.points[: k + 1])) - kbr.squared_norm(TARGET)
+        kbr.squared_mmd(TARGET, kbr.embed(DENSITY, found.embedding.points[: k + 1]))
+        - kbr.squared_norm(TARGET)
         for k in range(8)
     ]
     close(found.objective, expected, 1e-12)
 
 
 @pytest.mark.parametrize("rule", ["greedy", "printed"])
-@pytest.mark.parametrize("kernel", [SIGNED.kernel, kbr.Polynomial(2, 1.0, 1.0)], ids=["constant", "varying"])
+@pytest.mark.parametrize(
+    "kernel", [SIGNED.kernel, kbr.Polynomial(2, 1.0, 1.0)], ids=["constant", "varying"]
+)
 def test_uniform_rules_in_numpy(rule, kernel):
     gram, target = matrices(kernel)
     chosen = []
@@ -70,7 +89,8 @@ def test_uniform_rules_in_numpy(rule, kernel):
         if rule == "greedy":
             # By definition: the candidate after which the distance is least.
             score = [
-                2 * np.mean(target[[*chosen, j]]) - gram[np.ix_([*chosen, j], [*chosen, j])].mean() for j in range(30)
+                2 * np.mean(target[[*chosen, j]]) - gram[np.ix_([*chosen, j], [*chosen, j])].mean()
+                for j in range(30)
             ]
         chosen.append(int(np.argmax(score)))
     found = herd(rule, kernel=kernel)
@@ -124,7 +144,11 @@ def test_free_weights_are_the_best_for_their_points():
     close(found.embedding.weights, best, 1e-8)
     close(
         found.objective,
-        [-target[p] @ np.linalg.solve(gram[np.ix_(p, p)], target[p]) for k in range(COUNT) for p in [index[: k + 1]]],
+        [
+            -target[p] @ np.linalg.solve(gram[np.ix_(p, p)], target[p])
+            for k in range(COUNT)
+            for p in [index[: k + 1]]
+        ],
     )
 
 
@@ -134,9 +158,15 @@ def test_gradients_by_finite_differences(rule):
     def loss(p):
         target = kbr.Embedding(kbr.Gaussian(p["bandwidth"]), SIGNED.points, p["weights"])
         found = kbr.herd(target, p["candidates"], count=COUNT, rule=rule)
-        return jnp.sum(jnp.sin(found.embedding.weights * jnp.arange(1.0, COUNT + 1))) + jnp.sum(found.objective)
+        return jnp.sum(jnp.sin(found.embedding.weights * jnp.arange(1.0, COUNT + 1))) + jnp.sum(
+            found.objective
+        )
 
-    start = {"bandwidth": jnp.asarray(0.8), "weights": SIGNED.weights, "candidates": jnp.asarray(CANDIDATES)}
+    start = {
+        "bandwidth": jnp.asarray(0.8),
+        "weights": SIGNED.weights,
+        "candidates": jnp.asarray(CANDIDATES),
+    }
     flat, unravel = jax.flatten_util.ravel_pytree(start)
     gradient = jax.flatten_util.ravel_pytree(jax.jit(jax.grad(loss))(start))[0]
     step = 1e-6
@@ -156,7 +186,7 @@ def test_repeated_candidates_and_exhausted_span(rule):
     points = jnp.asarray([[0.0], [0.0], [1.0]])
     found = kbr.herd(kbr.embed(kbr.Gaussian(1.0), points), points, count=3, rule=rule)
     assert np.all(np.isfinite(found.embedding.weights))
-    close(kbr.mmd2(found.embedding, kbr.embed(kbr.Gaussian(1.0), points)), 0, 1e-9)
+    close(kbr.squared_mmd(found.embedding, kbr.embed(kbr.Gaussian(1.0), points)), 0, 1e-9)
 
 
 def test_herding_works_on_any_points_and_under_vmap():
@@ -165,7 +195,9 @@ def test_herding_works_on_any_points_and_under_vmap():
     found = kbr.herd(kbr.embed(joint, pairs), count=4)
     assert found.embedding.points[0].shape == (4, 2) and found.embedding.points[1].shape == (4,)
     weights = jnp.asarray(RNG.normal(size=(3, 12)))
-    many = jax.vmap(lambda w: kbr.herd(kbr.Embedding(SIGNED.kernel, SIGNED.points, w), count=5))(weights)
+    many = jax.vmap(lambda w: kbr.herd(kbr.Embedding(SIGNED.kernel, SIGNED.points, w), count=5))(
+        weights
+    )
     one = kbr.herd(kbr.Embedding(SIGNED.kernel, SIGNED.points, weights[1]), count=5)
     close(many.objective[1], one.objective, 1e-12)
 
@@ -178,17 +210,20 @@ def test_continuous_herding_stays_in_its_box_and_beats_its_starts():
     assert boxed.objective[0] <= kbr.herd(SIGNED, starts, count=3).objective[0]
 
 
-@pytest.mark.parametrize("dtypes", [("float64", "float64"), ("float32", "float64"), ("float64", "float32")])
+@pytest.mark.parametrize(
+    "dtypes", [("float64", "float64"), ("float32", "float64"), ("float64", "float32")]
+)
 def test_continuous_herding_of_few_points_in_the_wider_dtype(dtypes):
     points, weights = jnp.asarray(POINTS[:3], jnp.float32), jnp.full(3, 1 / 4, jnp.float32)
     target = kbr.Embedding(SIGNED.kernel, points.astype(dtypes[0]), weights.astype(dtypes[1]))
     with jax.numpy_dtype_promotion("standard"):
         found = kbr.herd_continuous(target, count=2, steps=10)
-    assert {leaf.dtype for leaf in (found.embedding.points, found.embedding.weights, found.objective)} == {
-        jnp.dtype("float64")
-    }
+    assert {
+        leaf.dtype for leaf in (found.embedding.points, found.embedding.weights, found.objective)
+    } == {jnp.dtype("float64")}
     values = kbr.evaluate(
-        kbr.Embedding(SIGNED.kernel, points.astype(float), weights.astype(float)), points.astype(float)
+        kbr.Embedding(SIGNED.kernel, points.astype(float), weights.astype(float)),
+        points.astype(float),
     )
     # No worse than the best start.
     assert found.objective[0] <= 1 - 2 * np.max(values)

@@ -52,7 +52,9 @@ def imports(path):
 
 
 def exists(parts):
-    return (ROOT.joinpath(*parts[:-1]) / f"{parts[-1]}.py").exists() or ROOT.joinpath(*parts, "__init__.py").exists()
+    return (ROOT.joinpath(*parts[:-1]) / f"{parts[-1]}.py").exists() or ROOT.joinpath(
+        *parts, "__init__.py"
+    ).exists()
 
 
 def relative_targets(path):
@@ -94,15 +96,21 @@ def test_imports_go_down(path):
         section = section_of(target)
         assert section in FLOOR, f"{name_of(path)} imports {section}, which has no floor"
         inside = section == own and own not in ("__init__", "_numerics", "_checks")
-        assert inside or FLOOR[section] < FLOOR[own], f"{name_of(path)} imports {'.'.join(target)}, from above"
+        assert inside or FLOOR[section] < FLOOR[own], (
+            f"{name_of(path)} imports {'.'.join(target)}, from above"
+        )
 
 
 def test_no_module_imports_itself_in_a_circle():
-    graph = {module_parts(path): set(relative_targets(path)) - {module_parts(path)} for path in FILES}
+    graph = {
+        module_parts(path): set(relative_targets(path)) - {module_parts(path)} for path in FILES
+    }
     done, active = set(), []
 
     def visit(module):
-        assert module not in active, " -> ".join(".".join(m) or "kbr_jax" for m in (*active, module))
+        assert module not in active, " -> ".join(
+            ".".join(m) or "kbr_jax" for m in (*active, module)
+        )
         if module in done:
             return
         active.append(module)
@@ -141,12 +149,16 @@ def dotted(node):
 def test_global_configuration_is_left_alone(path):
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
-        assert "config" not in dotted(node).split("."), f"line {node.lineno} touches the configuration"
+        assert "config" not in dotted(node).split("."), (
+            f"line {node.lineno} touches the configuration"
+        )
     named = [alias.name for node in imports(path) for alias in node.names]
     assert "config" not in named
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if path.name == "__init__.py"], ids=name_of)
+@pytest.mark.parametrize(
+    "path", [path for path in FILES if path.name == "__init__.py"], ids=name_of
+)
 def test_an_init_file_only_lists_its_names(path):
     body = ast.parse(path.read_text()).body
     for node in body[1:]:

@@ -70,7 +70,9 @@ def permutations(seed, d=4):
 
 def labels(seed, *shape):
     rng = np.random.default_rng(seed)
-    return jnp.asarray(rng.integers(0, 3, size=(N, *shape))), jnp.asarray(rng.integers(0, 3, size=(M, *shape)))
+    return jnp.asarray(rng.integers(0, 3, size=(N, *shape))), jnp.asarray(
+        rng.integers(0, 3, size=(M, *shape))
+    )
 
 
 def paired(first, second):
@@ -142,7 +144,12 @@ GIVEN = BASIS @ BASIS.T
 
 def stationary_cases():
     for seed, (name, (kind, formula)) in enumerate(STATIONARY.items()):
-        yield Case(name, lambda s, k=kind: k(1.3 * s), *vectors(seed), lambda a, b, s, f=formula: f(a, b, 1.3 * s))
+        yield Case(
+            name,
+            lambda s, k=kind: k(1.3 * s),
+            *vectors(seed),
+            lambda a, b, s, f=formula: f(a, b, 1.3 * s),
+        )
         yield Case(
             f"{name}-ard",
             lambda s, k=kind: k(jnp.asarray(ARD * s)),
@@ -150,7 +157,12 @@ def stationary_cases():
             lambda a, b, s, f=formula: f(a, b, ARD * s),
         )
         wide = vectors(seed, d=20)
-        yield Case(f"{name}-wide", lambda s, k=kind: k(4.0 * s), *wide, lambda a, b, s, f=formula: f(a, b, 4.0 * s))
+        yield Case(
+            f"{name}-wide",
+            lambda s, k=kind: k(4.0 * s),
+            *wide,
+            lambda a, b, s, f=formula: f(a, b, 4.0 * s),
+        )
     yield Case(
         "rational-quadratic",
         lambda s: kbr.RationalQuadratic(1.2 * s, 0.7 * s),
@@ -164,7 +176,12 @@ def stationary_cases():
         lambda a, b, s: rational_quadratic(a, b, ARD * s, 2.0),
     )
     scalars = tuple(part[:, 0] for part in vectors(12))
-    yield Case("gaussian-scalars", lambda s: kbr.Gaussian(0.8 * s), *scalars, lambda a, b, s: gaussian(a, b, 0.8 * s))
+    yield Case(
+        "gaussian-scalars",
+        lambda s: kbr.Gaussian(0.8 * s),
+        *scalars,
+        lambda a, b, s: gaussian(a, b, 0.8 * s),
+    )
     yield Case(
         "gaussian-matrices",
         lambda s: kbr.Gaussian(jnp.asarray(np.stack([ARD, ARD, 2 * ARD]) * s)),
@@ -181,15 +198,27 @@ def other_cases():
         *vectors(21),
         lambda a, b, s: (0.4 * s * (a @ b) + 1.5 * s) ** 3,
     )
-    yield Case("histogram-intersection", lambda s: kbr.HistogramIntersection(), *histograms(22), _drop(intersection))
+    yield Case(
+        "histogram-intersection",
+        lambda s: kbr.HistogramIntersection(),
+        *histograms(22),
+        _drop(intersection),
+    )
     yield Case(
         "chi-squared",
-        lambda s: kbr.RBFChiSquared(0.5 * s),
+        lambda s: kbr.ChiSquared(0.5 * s),
         *histograms(23),
         lambda a, b, s: chi_squared(a, b, 0.5 * s),
     )
-    yield Case("trace-rotations", lambda s: kbr.Trace(), *rotations(24), lambda a, b, s: np.trace(a.T @ b))
-    yield Case("trace-permutations", lambda s: kbr.Trace(), *permutations(25), lambda a, b, s: np.trace(a.T @ b))
+    yield Case(
+        "trace-rotations", lambda s: kbr.Trace(), *rotations(24), lambda a, b, s: np.trace(a.T @ b)
+    )
+    yield Case(
+        "trace-permutations",
+        lambda s: kbr.Trace(),
+        *permutations(25),
+        lambda a, b, s: np.trace(a.T @ b),
+    )
     yield Case(
         "chordal-gaussian",
         lambda s: kbr.ChordalGaussian(0.9 * s),
@@ -222,10 +251,14 @@ def other_cases():
         *vectors(32),
         lambda a, b, s: 2.5 * s * (gaussian(a, b, 0.8) + 0.3 * (a @ b)),
     )
-    yield Case("callable", lambda s: as_kernel(plain), *vectors(33), lambda a, b, s: gaussian(a, b, 1.0))
+    yield Case(
+        "callable", lambda s: as_kernel(plain), *vectors(33), lambda a, b, s: gaussian(a, b, 1.0)
+    )
     yield Case(
         "callable-with-parameter",
-        lambda s: as_kernel(jax.tree_util.Partial(with_parameter, jnp.asarray(np.asarray(0.7 * s)))),
+        lambda s: as_kernel(
+            jax.tree_util.Partial(with_parameter, jnp.asarray(np.asarray(0.7 * s)))
+        ),
         *vectors(34),
         lambda a, b, s: gaussian(a, b, 0.7 * s),
     )
@@ -322,7 +355,10 @@ def test_gram_is_the_printed_formula(case):
 def test_single_values_are_the_entries_of_the_gram_matrix(case):
     kernel, cross = case.make(1.0), computed(case.name)[1]
     for i, j in [(0, 0), (N - 1, 1)]:
-        value = kernel(jax.tree.map(lambda leaf, i=i: leaf[i], case.x), jax.tree.map(lambda leaf, j=j: leaf[j], case.y))
+        value = kernel(
+            jax.tree.map(lambda leaf, i=i: leaf[i], case.x),
+            jax.tree.map(lambda leaf, j=j: leaf[j], case.y),
+        )
         assert value.shape == ()
         close(value, cross[i, j])
 
@@ -344,7 +380,9 @@ def test_jit_and_vmap_over_kernel_and_points(case):
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *kernels)
     flipped = jax.tree.map(lambda leaf: leaf[::-1], case.x)
     samples = jax.tree.map(lambda a, b: jnp.stack([a, b]), case.x, flipped)
-    batch = jax.jit(jax.vmap(lambda k, x: (kbr.gram(k, x, case.y), kbr.diagonal(k, x))))(stacked, samples)
+    batch = jax.jit(jax.vmap(lambda k, x: (kbr.gram(k, x, case.y), kbr.diagonal(k, x))))(
+        stacked, samples
+    )
     close(batch[0], [brute_force(case, case.x, case.y), brute_force(case, flipped, case.y, 1.2)])
     close(batch[1][0], computed(case.name)[2])
     close(batch[1][1], kbr.diagonal(kernels[1], flipped))
@@ -368,14 +406,18 @@ def test_traced_once_for_different_parameter_values(case):
 def test_gradient_with_respect_to_every_parameter(case):
     loss, kernel, rng = compiled_loss(case.name), case.make(1.0), np.random.default_rng(71)
     _, (gradient, _) = loss((kernel, case.x), case.y)
-    for slope, difference in directional_errors(lambda k: loss((k, case.x), case.y)[0], gradient, kernel, rng):
+    for slope, difference in directional_errors(
+        lambda k: loss((k, case.x), case.y)[0], gradient, kernel, rng
+    ):
         np.testing.assert_allclose(slope, difference, rtol=1e-6, atol=1e-8)
 
 
 def test_gradient_with_respect_to_points(case):
     loss, kernel, rng = compiled_loss(case.name), case.make(1.0), np.random.default_rng(72)
     _, (_, gradient) = loss((kernel, case.x), case.y)
-    for slope, difference in directional_errors(lambda x: loss((kernel, x), case.y)[0], gradient, case.x, rng):
+    for slope, difference in directional_errors(
+        lambda x: loss((kernel, x), case.y)[0], gradient, case.x, rng
+    ):
         np.testing.assert_allclose(slope, difference, rtol=1e-6, atol=1e-8)
 
 
@@ -394,13 +436,15 @@ def test_gradient_at_zero_distance_is_zero(name):
 @pytest.mark.parametrize("name", ["matern32", "matern52", "matern12", "laplace"])
 def test_parameter_gradient_at_zero_distance_is_zero(name):
     points = jnp.zeros((3, 2))
-    gradient = eqx.filter_grad(lambda kernel: jnp.sum(kbr.gram(kernel, points)))(CASES[name].make(1.0))
+    gradient = eqx.filter_grad(lambda kernel: jnp.sum(kbr.gram(kernel, points)))(
+        CASES[name].make(1.0)
+    )
     assert float(gradient.bandwidth) == 0
 
 
 def test_empty_bins_count_as_nothing():
     x = jnp.asarray([[0.0, 0.5, 0.5], [0.0, 1.0, 0.0]])
-    kernel = kbr.RBFChiSquared()
+    kernel = kbr.ChiSquared()
     chi = ((0.5 - 1.0) ** 2 / 0.75 + 0.5**2 / 0.25) / 3
     close(kbr.gram(kernel, x)[0, 1], np.exp(-chi / 2))
     gradient = jax.grad(kernel)(x[0], x[1])
@@ -425,7 +469,10 @@ def test_kernel_objects_of_other_libraries_keep_their_parameters():
 
     x, y = vectors(40)
     kernel = as_kernel(Foreign(jnp.asarray(1.5)))
-    close(kbr.gram(kernel, x, y), np.exp(-((np.asarray(x)[:, None] - np.asarray(y)[None]) ** 2).sum(-1) / 1.5))
+    close(
+        kbr.gram(kernel, x, y),
+        np.exp(-((np.asarray(x)[:, None] - np.asarray(y)[None]) ** 2).sum(-1) / 1.5),
+    )
     gradient = eqx.filter_grad(lambda k: jnp.sum(kbr.gram(k, x, y)))(kernel)
     assert float(gradient.arrays[0]) > 0
 
@@ -447,13 +494,16 @@ def test_precomputed_marks_indices_out_of_range(index):
 
 @pytest.mark.parametrize("dtype", [int, bool, jnp.int8])
 def test_kernels_that_count_are_real(dtype):
-    codes = np.random.default_rng(43).integers(0, 2, (6, 5))
-    counts = (codes[:, None] == codes[None]).sum(-1)
+    coordinates = np.random.default_rng(43).integers(0, 2, (6, 5))
+    counts = (coordinates[:, None] == coordinates[None]).sum(-1)
 
     def matches(a, b):
         return jnp.sum(a == b).astype(dtype)
 
-    for kernel, points in [(matches, codes), (kbr.Precomputed(counts.astype(dtype)), np.arange(6, dtype=np.int8))]:
+    for kernel, points in [
+        (matches, coordinates),
+        (kbr.Precomputed(counts.astype(dtype)), np.arange(6, dtype=np.int8)),
+    ]:
         expected = counts.astype(dtype).astype(float)
         close(kbr.gram(kernel, points), expected)
         embedding = kbr.embed(kernel, points)

@@ -11,7 +11,9 @@ import kbr_jax as kbr
 RNG = np.random.default_rng(0)
 N, M = 25, 7
 THETA = RNG.normal(size=(N, 2))
-DATA = np.hstack([THETA @ RNG.normal(size=(2, 2)), RNG.normal(size=(N, 1))]) + 0.3 * RNG.normal(size=(N, 3))
+DATA = np.hstack([THETA @ RNG.normal(size=(2, 2)), RNG.normal(size=(N, 1))]) + 0.3 * RNG.normal(
+    size=(N, 3)
+)
 SEEN = RNG.normal(size=(4, 3))
 OTHER, ALPHA = 0.5 * RNG.normal(size=(M, 2)), RNG.dirichlet(np.ones(M))
 H, C, EPSILON, DELTA = 0.9, 1.3, 1e-2, 1e-3
@@ -27,7 +29,9 @@ def gaussian(a, b, h):
     return np.exp(-((a[:, None] - b[None]) ** 2).sum(-1) / (2 * h**2))
 
 
-def fit(method, h=H, c=C, epsilon=EPSILON, delta=DELTA, prior=None, simulations=SIMULATIONS, **options):
+def fit(
+    method, h=H, c=C, epsilon=EPSILON, delta=DELTA, prior=None, simulations=SIMULATIONS, **options
+):
     if method != "conditional":
         options |= {"posterior_regularizer": delta, "prior": prior}
     return kbr.fit_posterior(
@@ -56,7 +60,9 @@ def numpy_weights(method, h=H, c=C, points=THETA, alpha=None):
 def test_weights_are_those_of_the_formulas(method):
     seen = jnp.asarray(SEEN)
     fitted = jax.jit(lambda: fit(method))()
-    posterior, alone = jax.jit(lambda f: (f.posterior(seen), [f.posterior(one).weights for one in seen]))(fitted)
+    posterior, alone = jax.jit(
+        lambda f: (f.posterior(seen), [f.posterior(one).weights for one in seen])
+    )(fitted)
     close(posterior.weights, numpy_weights(method))
     close(posterior.points, THETA)
     # One fit for all: a batch gives what each observation gives alone.
@@ -75,17 +81,30 @@ def test_another_prior_for_the_same_simulations(method):
 
 @jax.jit
 def low_rank():
-    seen, ranks, found = jnp.asarray(SEEN), {"landmarks_data": kbr.given_landmarks(jnp.asarray(DATA[:12]))}, {}
+    seen, ranks, found = (
+        jnp.asarray(SEEN),
+        {"landmarks_data": kbr.given_landmarks(jnp.asarray(DATA[:12]))},
+        {},
+    )
     conditional = fit("conditional", **ranks)
-    found["conditional"] = conditional.posterior(seen).weights, kbr.condition(conditional.model, seen).weights
+    found["conditional"] = (
+        conditional.posterior(seen).weights,
+        kbr.condition(conditional.model, seen).weights,
+    )
     prior = kbr.embed(kbr.Gaussian(H), jnp.asarray(OTHER), jnp.asarray(ALPHA))
     for method, form in (("bayes", "b"), ("importance", "importance")):
-        cleaning = {"clip": True, "truncation": 0.02, "normalise": True}
+        cleaning = {"clip": True, "truncation": 0.02, "normalize": True}
         fitted = fit(
-            method, prior=prior, landmarks_parameters=kbr.given_landmarks(jnp.asarray(THETA[:10])), **ranks, **cleaning
+            method,
+            prior=prior,
+            landmarks_parameters=kbr.given_landmarks(jnp.asarray(THETA[:10])),
+            **ranks,
+            **cleaning,
         )
         assert fitted.operator.shape == (12, N)
-        expected = kbr.bayes_rule(fitted.model, prior, seen, regularizer=DELTA, form=form, **cleaning)
+        expected = kbr.bayes_rule(
+            fitted.model, prior, seen, regularizer=DELTA, form=form, **cleaning
+        )
         found[method] = fitted.posterior(seen).weights, expected.weights
     return found
 
@@ -98,18 +117,29 @@ def test_low_rank_is_the_rules_at_low_rank():
 def test_discrete_posteriors_are_exact():
     """Three parameters, two outcomes, delta kernels: counts, and Bayes' rule with the counted likelihood."""
     parameters, data = RNG.integers(0, 3, 60), RNG.integers(0, 2, 60)
-    counts = np.array([[np.sum((parameters == t) & (data == y)) for y in (0, 1)] for t in (0, 1, 2)])
+    counts = np.array(
+        [[np.sum((parameters == t) & (data == y)) for y in (0, 1)] for t in (0, 1, 2)]
+    )
     simulations = kbr.Simulations(jnp.asarray(parameters), jnp.asarray(data))
     prior = kbr.embed(kbr.Delta(), jnp.arange(3), jnp.asarray([0.2, 0.7, 0.1]))
     likelihood = counts / counts.sum(1, keepdims=True) * np.array([0.2, 0.7, 0.1])[:, None]
     for method, options, truth in (
         ("conditional", {}, counts / counts.sum(0)),
         ("bayes", {"posterior_regularizer": 1e-14, "prior": prior}, likelihood / likelihood.sum(0)),
-        ("importance", {"posterior_regularizer": 1e-9, "prior": prior}, likelihood / likelihood.sum(0)),
+        (
+            "importance",
+            {"posterior_regularizer": 1e-9, "prior": prior},
+            likelihood / likelihood.sum(0),
+        ),
     ):
-        fitted = kbr.fit_posterior(kbr.Delta(), kbr.Delta(), simulations, method=method, regularizer=1e-10, **options)
+        fitted = kbr.fit_posterior(
+            kbr.Delta(), kbr.Delta(), simulations, method=method, regularizer=1e-10, **options
+        )
         posterior = fitted.posterior(jnp.arange(2))
-        found = [[float(np.sum(np.asarray(row)[parameters == t])) for row in posterior.weights] for t in range(3)]
+        found = [
+            [float(np.sum(np.asarray(row)[parameters == t])) for row in posterior.weights]
+            for t in range(3)
+        ]
         close(found, truth, 1e-5)
 
 
@@ -125,7 +155,10 @@ def gaussian_posteriors(key):
         key=key,
     )
     seen = jnp.linspace(-1.5, 1.5, 7)[:, None]
-    other = kbr.embed(kbr.Gaussian(0.5), 0.5 + float(np.sqrt(0.5)) * jax.random.normal(jax.random.key(5), (600, 1)))
+    other = kbr.embed(
+        kbr.Gaussian(0.5),
+        0.5 + float(np.sqrt(0.5)) * jax.random.normal(jax.random.key(5), (600, 1)),
+    )
     found = {}
     for name, method, prior in (
         ("conditional", "conditional", None),
@@ -135,8 +168,12 @@ def gaussian_posteriors(key):
         ("importance, other", "importance", other),
     ):
         delta = 1e-5 if method == "bayes" else 3e-3
-        ranks = {"landmarks_data": LINE} | ({} if method == "conditional" else {"landmarks_parameters": LINE})
-        model = fit(method, h=0.5, c=0.7, epsilon=1e-3, delta=delta, prior=prior, simulations=sims, **ranks)
+        ranks = {"landmarks_data": LINE} | (
+            {} if method == "conditional" else {"landmarks_parameters": LINE}
+        )
+        model = fit(
+            method, h=0.5, c=0.7, epsilon=1e-3, delta=delta, prior=prior, simulations=sims, **ranks
+        )
         posterior = model.posterior(seen)
         found[name] = kbr.mean(posterior), *kbr.credible_interval(posterior, 0.8), posterior.mass
     return seen, found
@@ -167,7 +204,10 @@ def test_intervals_cover():
             return jax.random.normal(k, (1,))
 
         first, second = jax.random.split(key)
-        sims, tests = kbr.simulate(noisy, prior, 800, key=first), kbr.simulate(noisy, prior, 1000, key=second)
+        sims, tests = (
+            kbr.simulate(noisy, prior, 800, key=first),
+            kbr.simulate(noisy, prior, 1000, key=second),
+        )
         model = fit("conditional", c=0.5, epsilon=1e-3, simulations=sims, landmarks_data=LINE)
         low, high = kbr.credible_interval(model.posterior(tests.data), 0.8)
         return jnp.mean((low <= tests.parameters) & (tests.parameters <= high))
@@ -185,7 +225,9 @@ def test_herded_samples_stand_for_the_posterior():
 def test_gradients_by_finite_differences(method):
     @jax.jit
     def loss(p):
-        posterior = fit(method, *p, landmarks_data=kbr.given_landmarks(jnp.asarray(DATA[:8]))).posterior(SEEN)
+        posterior = fit(
+            method, *p, landmarks_data=kbr.given_landmarks(jnp.asarray(DATA[:8]))
+        ).posterior(SEEN)
         return jnp.sum(kbr.mean(posterior)[:, 0] ** 2)
 
     start = jnp.asarray([H, C, EPSILON, DELTA])
@@ -228,7 +270,9 @@ def test_parameters_and_data_of_several_parts():
     @jax.jit
     def intervals(simulations):
         options = {"method": "bayes", "regularizer": 0.1, "posterior_regularizer": 0.1}
-        posterior = kbr.fit_posterior(pairs, pairs, simulations, **options).posterior((SEEN[:, 0], SEEN[:, 1:]))
+        posterior = kbr.fit_posterior(pairs, pairs, simulations, **options).posterior(
+            (SEEN[:, 0], SEEN[:, 1:])
+        )
         return kbr.credible_interval(posterior, 0.9, lambda point: point[0] + point[1][0])
 
     low, high = intervals(simulations)
@@ -286,7 +330,10 @@ def test_quantiles_of_batches_and_functions():
     assert found.shape == (2, 3, 2)
     for i in range(3):
         for j in range(2):
-            close(found[:, i, j], [rearranged(weights[i] / weights[i].sum(), THETA[:, j], u) for u in (0.1, 0.9)])
+            close(
+                found[:, i, j],
+                [rearranged(weights[i] / weights[i].sum(), THETA[:, j], u) for u in (0.1, 0.9)],
+            )
     close(second, found[1, :, 1])
     close(low, found[0])
     close(high, found[1])
@@ -296,14 +343,23 @@ def test_quantiles_of_batches_and_functions():
 
 def test_quantiles_of_no_distribution_are_unknown():
     weights = jnp.asarray(
-        [[0.2, 0.3, 0.5], [0.2, np.nan, 0.5], [0.0, 0.0, 0.0], [0.1, 0.2, -0.3], [-0.2, -0.3, -0.5], [0.1, np.inf, 0.1]]
+        [
+            [0.2, 0.3, 0.5],
+            [0.2, np.nan, 0.5],
+            [0.0, 0.0, 0.0],
+            [0.1, 0.2, -0.3],
+            [-0.2, -0.3, -0.5],
+            [0.1, np.inf, 0.1],
+        ]
     )
     embedding = kbr.Embedding(kbr.Gaussian(1.0), jnp.asarray([1.0, 2.0, 4.0]), weights)
 
     def lower_and_upper(scale):
         return jnp.stack(kbr.credible_interval(embedding, 0.8, lambda t: scale * t))
 
-    ends, gradient = jax.jit(lambda s: (lower_and_upper(s), jax.grad(lambda t: jnp.nansum(lower_and_upper(t)))(s)))(3.0)
+    ends, gradient = jax.jit(
+        lambda s: (lower_and_upper(s), jax.grad(lambda t: jnp.nansum(lower_and_upper(t)))(s))
+    )(3.0)
     close(ends[:, 0], [3.0, 12.0])
     assert np.isnan(ends[:, 1:]).all()
     close(gradient, 5.0)
@@ -311,5 +367,7 @@ def test_quantiles_of_no_distribution_are_unknown():
 
 
 def test_ties_and_padding_count_once():
-    embedding = kbr.embed(kbr.Gaussian(1.0), jnp.asarray([1.0, 1.0, 2.0, 2.0]), jnp.asarray([0.25, 0.25, 0.5, 0.0]))
+    embedding = kbr.embed(
+        kbr.Gaussian(1.0), jnp.asarray([1.0, 1.0, 2.0, 2.0]), jnp.asarray([0.25, 0.25, 0.5, 0.0])
+    )
     close(kbr.quantile(embedding, jnp.asarray([0.5, 0.51])), [1.0, 2.0])

@@ -22,7 +22,12 @@ def test_notebook_runs(path):
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
     }
     done = subprocess.run(
-        [sys.executable, path], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
+        [sys.executable, path],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "nan" not in done.stdout

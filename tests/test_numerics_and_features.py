@@ -10,8 +10,16 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import kbr_jax as kbr
-from kbr_jax._numerics import jitter, psd_factor, psd_solve, resolvent, safe_divide, safe_sqrt, squared_distances
-from kbr_jax.features import exact_features, fit_features, landmark_features
+from kbr_jax._numerics import (
+    jitter,
+    psd_factor,
+    psd_solve,
+    resolvent,
+    safe_divide,
+    safe_sqrt,
+    squared_distances,
+)
+from kbr_jax.features import dense_gram, fit_features, landmark_features
 
 N, R = 10, 4
 
@@ -71,7 +79,11 @@ def test_one_factor_solves_many_times():
 
 
 def test_psd_solve_under_vmap():
-    matrices, b, shifts = jnp.stack([positive(5), positive(6)]), normal(7, 2, N, 3), jnp.asarray([0.1, 1.0])
+    matrices, b, shifts = (
+        jnp.stack([positive(5), positive(6)]),
+        normal(7, 2, N, 3),
+        jnp.asarray([0.1, 1.0]),
+    )
     batch = jax.vmap(psd_solve)(matrices, b, shifts)
     for index in range(2):
         dense = np.asarray(matrices[index]) + float(shifts[index]) * np.eye(N)
@@ -100,7 +112,13 @@ def test_psd_solve_second_derivative():
 def test_psd_solve_of_singular_matrices_is_finite():
     wide = jnp.exp(-((jnp.linspace(0, 1, 5)[:, None] - jnp.linspace(0, 1, 5)) ** 2) / 5000)
     solve = jax.jit(jax.value_and_grad(lambda matrix: jnp.sum(psd_solve(matrix, jnp.ones(5)))))
-    for matrix in (positive(13, n=5, rank=2), wide, jnp.zeros((5, 5)), jnp.ones((5, 5)), 1e-100 * jnp.eye(5)):
+    for matrix in (
+        positive(13, n=5, rank=2),
+        wide,
+        jnp.zeros((5, 5)),
+        jnp.ones((5, 5)),
+        1e-100 * jnp.eye(5),
+    ):
         assert all_finite(solve(matrix))
 
 
@@ -178,7 +196,10 @@ def test_no_distance_depends_on_the_other_points(d):
     x, y = (normal(seed, 6, d).astype(jnp.float32) for seed in (36, 37))
     alone = squared_distances(x, y)
     for stray in (1e5, jnp.inf, jnp.nan):
-        for found in (squared_distances(x.at[-1].set(stray), y)[:-1], squared_distances(y, x.at[-1].set(stray)).T[:-1]):
+        for found in (
+            squared_distances(x.at[-1].set(stray), y)[:-1],
+            squared_distances(y, x.at[-1].set(stray)).T[:-1],
+        ):
             close(found, alone[:-1], rtol=1e-5)
     assert bool(jnp.all(jnp.isnan(squared_distances(x.at[-1, 0].set(jnp.nan), y)[-1])))
 
@@ -192,7 +213,9 @@ def test_distances_within_clusters_far_apart(d, scale):
     exact = ((wide[:, None] - wide[None]) ** 2).sum(-1)
     close(squared_distances(x, x, scale), exact, rtol=1e-5, atol=1e-5)
     ours, double = (
-        jax.grad(lambda x, scale: jnp.sum(jnp.exp(-squared_distances(x, x, scale) / d)), argnums=(0, 1))(*arguments)
+        jax.grad(
+            lambda x, scale: jnp.sum(jnp.exp(-squared_distances(x, x, scale) / d)), argnums=(0, 1)
+        )(*arguments)
         for arguments in ((x, scale), (x.astype(jnp.float64), scale.astype(jnp.float64)))
     )
     for found, expected in zip(ours, double, strict=True):
@@ -211,16 +234,22 @@ def test_distances_of_no_points_and_inside_a_mesh(d):
     x, scale = normal(40, 4, d), jnp.asarray(2.0)
     assert squared_distances(x[:0], x).shape == (0, 4)
     mesh = Mesh(np.asarray(jax.devices()[:1]), ("i",))
-    spread = jax.shard_map(squared_distances, mesh=mesh, in_specs=(P("i"), P(), P()), out_specs=P("i"))
+    spread = jax.shard_map(
+        squared_distances, mesh=mesh, in_specs=(P("i"), P(), P()), out_specs=P("i")
+    )
     close(spread(x, x, scale), squared_distances(x, x, scale))
     gradient = jax.grad(lambda scale: jnp.sum(jnp.exp(-spread(x, x, scale * jnp.ones(d)))))(scale)
-    close(gradient, jax.grad(lambda scale: jnp.sum(jnp.exp(-squared_distances(x, x, scale))))(scale))
+    close(
+        gradient, jax.grad(lambda scale: jnp.sum(jnp.exp(-squared_distances(x, x, scale))))(scale)
+    )
 
 
 @pytest.mark.parametrize("unit", [1e-19, 1e19])
 def test_distances_in_any_unit(unit):
     x = normal(40, 4, 20).astype(jnp.float32)
-    close(squared_distances(x * unit, x * unit, unit), squared_distances(x, x), rtol=1e-5, atol=1e-5)
+    close(
+        squared_distances(x * unit, x * unit, unit), squared_distances(x, x), rtol=1e-5, atol=1e-5
+    )
 
 
 def test_in_a_batch_one_way_is_taken_for_all():
@@ -236,8 +265,12 @@ def test_the_gradient_in_many_scales_keeps_no_squares():
     gradient = jax.jit(jax.grad(lambda scale: jnp.sum(jnp.exp(-squared_distances(x, x, scale)))))
     memory = gradient.lower(scale).compile().memory_analysis()
     assert memory.temp_size_in_bytes < 64 * 64 * 160 * 8 / 3
-    check_gradient(lambda x, scale: jnp.sum(jnp.exp(-squared_distances(x, x, scale) / 160)), x, scale)
-    hessian = jax.hessian(lambda scale: jnp.sum(jnp.exp(-squared_distances(x[:3], x[:3], scale) / 160)))(scale[:160])
+    check_gradient(
+        lambda x, scale: jnp.sum(jnp.exp(-squared_distances(x, x, scale) / 160)), x, scale
+    )
+    hessian = jax.hessian(
+        lambda scale: jnp.sum(jnp.exp(-squared_distances(x[:3], x[:3], scale) / 160))
+    )(scale[:160])
     close(hessian, hessian.T)
 
 
@@ -260,7 +293,9 @@ def test_safe_divide():
 KERNEL = kbr.Gaussian(1.2)
 POINTS = normal(40, N, 2)
 REPEATED = jnp.concatenate([POINTS[:3]] * 3)
-GRAM = np.exp(-((np.asarray(POINTS)[:, None] - np.asarray(POINTS)[None]) ** 2).sum(-1) / (2 * 1.2**2))
+GRAM = np.exp(
+    -((np.asarray(POINTS)[:, None] - np.asarray(POINTS)[None]) ** 2).sum(-1) / (2 * 1.2**2)
+)
 
 
 def greedy_oracle(gram, rank):
@@ -310,18 +345,24 @@ def test_features_of_a_rank_that_ran_out_are_finite():
     landmarks = kbr.greedy_landmarks(KERNEL, REPEATED, rank=6)
 
     def features(bandwidth):
-        return landmark_features(kbr.Gaussian(bandwidth), REPEATED, landmarks).codes
+        return landmark_features(kbr.Gaussian(bandwidth), REPEATED, landmarks).matrix
 
-    codes, slope = jax.jit(lambda h: jax.jvp(features, (h,), (jnp.ones_like(h),)))(jnp.asarray(1.2))
-    assert all_finite((codes, slope)) and not np.any(codes[:, 3:]) and not np.any(slope[:, 3:])
-    close(codes @ codes.T, kbr.gram(KERNEL, REPEATED))
+    coordinates, slope = jax.jit(lambda h: jax.jvp(features, (h,), (jnp.ones_like(h),)))(
+        jnp.asarray(1.2)
+    )
+    assert (
+        all_finite((coordinates, slope))
+        and not np.any(coordinates[:, 3:])
+        and not np.any(slope[:, 3:])
+    )
+    close(coordinates @ coordinates.T, kbr.gram(KERNEL, REPEATED))
     assert all_finite(jax.jit(jax.grad(lambda h: jnp.sum(features(h) ** 3)))(1.2))
 
 
 def test_repeated_active_landmarks_are_finite():
     def loss(bandwidth, points):
         landmarks = kbr.given_landmarks(jnp.concatenate([points, points]))
-        return jnp.sum(landmark_features(kbr.Gaussian(bandwidth), POINTS, landmarks).codes ** 2)
+        return jnp.sum(landmark_features(kbr.Gaussian(bandwidth), POINTS, landmarks).matrix ** 2)
 
     gradient = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))
     assert all_finite(gradient(jnp.asarray(1.2), POINTS[:3]))
@@ -338,7 +379,10 @@ def test_tolerance_stops_the_decomposition(tolerance):
 
 
 def test_random_pivots():
-    draws = [kbr.incomplete_cholesky(KERNEL, POINTS, rank=R, key=jax.random.key(seed)) for seed in (0, 0, 1, 2)]
+    draws = [
+        kbr.incomplete_cholesky(KERNEL, POINTS, rank=R, key=jax.random.key(seed))
+        for seed in (0, 0, 1, 2)
+    ]
     close(draws[0].factor, draws[1].factor, rtol=0, atol=0)
     assert len({tuple(np.asarray(draw.pivots)) for draw in draws}) == 3
     for draw in draws:
@@ -352,7 +396,9 @@ def test_random_pivots():
 def test_random_pivots_follow_the_residual():
     labels = jnp.asarray([0] * 6 + [1] * 3 + [2])
     keys = jax.random.split(jax.random.key(3), 400)
-    first = jax.vmap(lambda key: kbr.incomplete_cholesky(kbr.Delta(), labels, rank=1, key=key).pivots[0])(keys)
+    first = jax.vmap(
+        lambda key: kbr.incomplete_cholesky(kbr.Delta(), labels, rank=1, key=key).pivots[0]
+    )(keys)
     share = np.bincount(np.asarray(labels)[np.asarray(first)], minlength=3) / 400
     np.testing.assert_allclose(share, [0.6, 0.3, 0.1], atol=0.08)  # three standard errors
 
@@ -365,11 +411,17 @@ def test_kinds_of_landmarks():
     assert len({tuple(row) for row in np.asarray(uniform.points)} & rows) == R
     greedy = kbr.greedy_landmarks(KERNEL, POINTS, rank=R)
     close(greedy.points, POINTS[kbr.incomplete_cholesky(KERNEL, POINTS, rank=R).pivots], atol=0)
-    random = kbr.random_landmarks(KERNEL, POINTS, rank=R, key=key)
-    close(random.points, POINTS[kbr.incomplete_cholesky(KERNEL, POINTS, rank=R, key=key).pivots], atol=0)
+    random = kbr.rpcholesky_landmarks(KERNEL, POINTS, rank=R, key=key)
+    close(
+        random.points,
+        POINTS[kbr.incomplete_cholesky(KERNEL, POINTS, rank=R, key=key).pivots],
+        atol=0,
+    )
     given = kbr.given_landmarks(POINTS[:3])
     assert all(bool(jnp.all(landmarks.active)) for landmarks in (uniform, greedy, random, given))
-    pair = kbr.greedy_landmarks(kbr.TensorProduct((KERNEL, kbr.Delta())), (POINTS, jnp.arange(N) % 2), rank=R)
+    pair = kbr.greedy_landmarks(
+        kbr.TensorProduct((KERNEL, kbr.Delta())), (POINTS, jnp.arange(N) % 2), rank=R
+    )
     assert pair.points[0].shape == (R, 2) and pair.points[1].shape == (R,)
 
 
@@ -379,7 +431,9 @@ def test_landmarks_under_jit():
 
 
 def test_no_gradient_flows_through_the_choice():
-    gradient = jax.grad(lambda h: jnp.sum(kbr.incomplete_cholesky(kbr.Gaussian(h), POINTS, rank=R).factor))(1.2)
+    gradient = jax.grad(
+        lambda h: jnp.sum(kbr.incomplete_cholesky(kbr.Gaussian(h), POINTS, rank=R).factor)
+    )(1.2)
     assert float(gradient) == 0
 
 
@@ -390,26 +444,26 @@ def test_no_gradient_flows_through_the_choice():
 def test_features_of_the_pivots_are_the_incomplete_cholesky_factor(rank):
     decomposition = kbr.incomplete_cholesky(KERNEL, POINTS, rank=rank)
     features = fit_features(KERNEL, POINTS, rank)
-    assert features.codes.shape == (N, rank) and features.size == N
-    close(features.codes, decomposition.factor, rtol=1e-8, atol=1e-8)
+    assert features.matrix.shape == (N, rank) and features.size == N
+    close(features.matrix, decomposition.factor, rtol=1e-8, atol=1e-8)
 
 
 def test_features_are_the_nystroem_approximation():
     landmarks = kbr.given_landmarks(POINTS[:R])
     features = landmark_features(KERNEL, POINTS, landmarks)
     nystroem = GRAM[:, :R] @ np.linalg.solve(GRAM[:R, :R], GRAM[:R])
-    close(features.codes @ features.codes.T, nystroem)
-    close(features.encode(POINTS[2:5]), features.codes[2:5])
-    moved = features.rebase(POINTS[3:])
-    close(moved.codes, features.codes[3:])
+    close(features.matrix @ features.matrix.T, nystroem)
+    close(features.coordinates(POINTS[2:5]), features.matrix[2:5])
+    moved = features.at(POINTS[3:])
+    close(moved.matrix, features.matrix[3:])
     assert moved.size == N - 3
 
 
 def test_exact_features():
-    features = exact_features(KERNEL, POINTS)
-    close(features.codes, GRAM)
-    close(features.encode(POINTS[:2]), GRAM[:2])
-    close(features.rebase(POINTS[:3]).codes, GRAM[:3, :3])
+    features = dense_gram(KERNEL, POINTS)
+    close(features.matrix, GRAM)
+    close(features.coordinates(POINTS[:2]), GRAM[:2])
+    close(features.at(POINTS[:3]).matrix, GRAM[:3, :3])
     assert fit_features(KERNEL, POINTS, None).size == N
 
 
@@ -419,10 +473,10 @@ def both_forms(count):
     features = landmark_features(KERNEL, POINTS, kbr.given_landmarks(POINTS[:count]))
 
     def kernel(a, b):
-        codes = features.encode(jnp.stack([a, b]))
-        return codes[0] @ codes[1]
+        coordinates = features.coordinates(jnp.stack([a, b]))
+        return coordinates[0] @ coordinates[1]
 
-    return features, exact_features(kbr.kernels.as_kernel(kernel), POINTS)
+    return features, dense_gram(kbr.kernels.as_kernel(kernel), POINTS)
 
 
 QUERIES = normal(41, 3, 2)
@@ -437,47 +491,57 @@ def forms(request):
 
 def test_all_points_as_landmarks_are_exact():
     features = both_forms(N)[0]
-    close(features.codes @ features.codes.T, GRAM)
-    exact = exact_features(KERNEL, POINTS)
+    close(features.matrix @ features.matrix.T, GRAM)
+    exact = dense_gram(KERNEL, POINTS)
     for form in (features, exact):
-        weights = form.project(form.encode(QUERIES), LAMBDA)
-        dense = np.linalg.solve(GRAM + N * float(LAMBDA) * np.eye(N), exact.encode(QUERIES).T).T
+        weights = form.project(form.coordinates(QUERIES), LAMBDA)
+        dense = np.linalg.solve(
+            GRAM + N * float(LAMBDA) * np.eye(N), exact.coordinates(QUERIES).T
+        ).T
         close(weights, dense)
 
 
 def test_ridge_weights_agree(forms):
     exact = forms[1]
-    dense = np.asarray(exact.codes) + N * float(LAMBDA) * np.eye(N)
-    expected = np.linalg.solve(dense, np.asarray(exact.encode(QUERIES)).T).T
+    dense = np.asarray(exact.matrix) + N * float(LAMBDA) * np.eye(N)
+    expected = np.linalg.solve(dense, np.asarray(exact.coordinates(QUERIES)).T).T
     for form in forms:
-        close(form.ridge_weights(form.ridge(LAMBDA), form.encode(QUERIES)), expected)
-        close(form.project(form.encode(QUERIES), LAMBDA), expected)
+        close(form.ridge_weights(form.ridge(LAMBDA), form.coordinates(QUERIES)), expected)
+        close(form.project(form.coordinates(QUERIES), LAMBDA), expected)
 
 
 def test_ridge_values_agree_and_are_adjoint_to_the_weights(forms):
     values = normal(43, 2, N)
     for form in forms:
-        factor, codes = form.ridge(LAMBDA), form.encode(QUERIES)
-        expected = values @ np.asarray(forms[1].ridge_weights(forms[1].ridge(LAMBDA), forms[1].encode(QUERIES))).T
-        close(form.ridge_values(factor, values, codes), expected)
+        factor, coordinates = form.ridge(LAMBDA), form.coordinates(QUERIES)
+        expected = (
+            values
+            @ np.asarray(
+                forms[1].ridge_weights(forms[1].ridge(LAMBDA), forms[1].coordinates(QUERIES))
+            ).T
+        )
+        close(form.ridge_values(factor, values, coordinates), expected)
 
 
 def test_expand_and_contract_are_adjoint(forms):
     for form in forms:
-        coefficients, values = normal(44, 2, form.codes.shape[1]), normal(45, 2, N)
-        close(jnp.sum(form.expand(coefficients) * values), jnp.sum(coefficients * form.contract(values)))
+        coefficients, values = normal(44, 2, form.matrix.shape[1]), normal(45, 2, N)
+        close(
+            jnp.sum(form.to_sample(coefficients) * values),
+            jnp.sum(coefficients * form.from_sample(values)),
+        )
 
 
 @pytest.mark.parametrize("delta", [1e-1, 1e-3])
 def test_posterior_agrees(forms, delta):
-    gram = np.asarray(forms[1].codes)
+    gram = np.asarray(forms[1].matrix)
     weighted = np.diag(SIGNED) @ gram
-    k = np.asarray(forms[1].encode(QUERIES)).T
+    k = np.asarray(forms[1].coordinates(QUERIES)).T
     inverse = np.linalg.inv(weighted @ weighted + delta * np.eye(N))
     beta = (weighted @ inverse @ np.diag(SIGNED) @ k).T
     values = (gram @ inverse @ np.diag(SIGNED) @ k).T
     for form in forms:
-        actual = form.posterior(SIGNED, form.encode(QUERIES), jnp.asarray(delta))
+        actual = form.posterior(SIGNED, form.coordinates(QUERIES), jnp.asarray(delta))
         close(actual[0], beta)
         close(actual[1], values)
         close(SIGNED * actual[1], actual[0])
@@ -486,35 +550,43 @@ def test_posterior_agrees(forms, delta):
 def test_importance_posterior_agrees(forms):
     weights = jnp.maximum(SIGNED, 0)
     root = np.diag(np.sqrt(weights))
-    gram, k = np.asarray(forms[1].codes), np.asarray(forms[1].encode(QUERIES)).T
+    gram, k = np.asarray(forms[1].matrix), np.asarray(forms[1].coordinates(QUERIES)).T
     dense = root @ np.linalg.solve(root @ gram @ root + float(LAMBDA) * np.eye(N), root @ k)
     for form in forms:
-        close(form.importance_posterior(weights, form.encode(QUERIES), LAMBDA), dense.T)
+        close(form.importance_posterior(weights, form.coordinates(QUERIES), LAMBDA), dense.T)
 
 
 def test_importance_posterior_gradient_at_zero_weights(forms):
     for form in forms:
-        codes = form.encode(QUERIES)
-        loss = lambda w, form=form, codes=codes: jnp.sum(form.importance_posterior(w, codes, LAMBDA) ** 2)  # noqa: E731
+        coordinates = form.coordinates(QUERIES)
+
+        def loss(w, form=form, coordinates=coordinates):
+            return jnp.sum(form.importance_posterior(w, coordinates, LAMBDA) ** 2)
+
         assert all_finite(jax.jit(jax.grad(loss))(jnp.maximum(SIGNED, 0)))
 
 
 def test_centred_operator_agrees(forms):
-    centring = np.eye(N) - 1 / N
+    centering = np.eye(N) - 1 / N
     features, exact = forms
-    close(exact.operator(True), centring @ np.asarray(exact.codes) @ centring)
-    phi = np.asarray(features.codes)
-    close(features.operator(True), phi.T @ centring @ phi)
-    k = np.asarray(exact.encode(QUERIES)).T
-    dense = np.linalg.solve(centring @ np.asarray(exact.codes) @ centring + N * float(LAMBDA) * np.eye(N), centring @ k)
+    close(exact.ridge_matrix(True), centering @ np.asarray(exact.matrix) @ centering)
+    phi = np.asarray(features.matrix)
+    close(features.ridge_matrix(True), phi.T @ centering @ phi)
+    k = np.asarray(exact.coordinates(QUERIES)).T
+    dense = np.linalg.solve(
+        centering @ np.asarray(exact.matrix) @ centering + N * float(LAMBDA) * np.eye(N),
+        centering @ k,
+    )
     for form in forms:
-        weights = form.ridge_weights(form.ridge(LAMBDA, centred=True), form.centre(form.encode(QUERIES)))
+        weights = form.ridge_weights(
+            form.ridge(LAMBDA, centered=True), form.center(form.coordinates(QUERIES))
+        )
         close(weights - jnp.mean(weights, axis=-1, keepdims=True), dense.T)
 
 
 def weights_of(bandwidth, landmarks):
     features = landmark_features(kbr.Gaussian(bandwidth), POINTS, landmarks)
-    return features.project(features.encode(QUERIES), LAMBDA)
+    return features.project(features.coordinates(QUERIES), LAMBDA)
 
 
 def test_gradient_in_the_bandwidth_at_fixed_landmarks():
@@ -524,7 +596,9 @@ def test_gradient_in_the_bandwidth_at_fixed_landmarks():
 
 def test_gradient_in_learnable_landmarks():
     mix = normal(47, 3, N)
-    check_gradient(lambda p: jnp.sum(mix * weights_of(1.2, kbr.given_landmarks(p))), POINTS[:R] + 0.1)
+    check_gradient(
+        lambda p: jnp.sum(mix * weights_of(1.2, kbr.given_landmarks(p))), POINTS[:R] + 0.1
+    )
 
 
 @pytest.mark.parametrize("landmarks", [None, R])
@@ -534,11 +608,11 @@ def test_gradient_in_bandwidth_weights_and_regularizer(landmarks):
 
     def loss(bandwidth, weights, regularizer):
         features = fit_features(kbr.Gaussian(bandwidth), POINTS, chosen)
-        codes = features.encode(QUERIES)
+        coordinates = features.coordinates(QUERIES)
         results = [
-            features.project(codes, regularizer),
-            *features.posterior(weights, codes, regularizer),
-            features.importance_posterior(weights**2 + 0.05, codes, regularizer),
+            features.project(coordinates, regularizer),
+            *features.posterior(weights, coordinates, regularizer),
+            features.importance_posterior(weights**2 + 0.05, coordinates, regularizer),
         ]
         return jnp.sum(mix * jnp.stack(results))
 
@@ -549,13 +623,15 @@ def test_gradient_in_bandwidth_weights_and_regularizer(landmarks):
 def test_a_single_point(landmarks):
     def loss(bandwidth):
         features = fit_features(kbr.Gaussian(bandwidth), POINTS[:1], landmarks)
-        codes = features.encode(QUERIES)
+        coordinates = features.coordinates(QUERIES)
         one = jnp.ones(1)
         return (
-            features.project(codes, LAMBDA),
-            features.posterior(one, codes, LAMBDA),
-            features.importance_posterior(one, codes, LAMBDA),
-            features.ridge_weights(features.ridge(LAMBDA, centred=True), features.centre(codes)),
+            features.project(coordinates, LAMBDA),
+            features.posterior(one, coordinates, LAMBDA),
+            features.importance_posterior(one, coordinates, LAMBDA),
+            features.ridge_weights(
+                features.ridge(LAMBDA, centered=True), features.center(coordinates)
+            ),
         )
 
     values, slopes = jax.jit(lambda h: jax.jvp(loss, (h,), (jnp.ones_like(h),)))(jnp.asarray(1.2))

@@ -18,7 +18,10 @@ KEPT = np.flatnonzero(MASK)
 BROKEN = [jnp.where(MASK[:, None], part, jnp.nan) for part in (X, Y)]
 LANDMARKS = {
     "exact": {},
-    "features": {"landmarks_x": kbr.fourier_frequencies(K, 2, rank=10, key=jax.random.key(0)), "landmarks_y": 6},
+    "features": {
+        "landmarks_x": kbr.random_fourier(K, 2, rank=10, key=jax.random.key(0)),
+        "landmarks_y": 6,
+    },
 }
 
 
@@ -31,14 +34,14 @@ def test_conditional_embedding(kind):
     padded = kbr.fit_conditional(K, K, *BROKEN, regularizer=1e-2, mask=MASK, **LANDMARKS[kind])
     model = kbr.fit_conditional(K, K, X[KEPT], Y[KEPT], regularizer=1e-2, **LANDMARKS[kind])
     prior = kbr.embed(K, X[:3])
-    options = {"regularizer": 1e-3, "clip": True, "truncation": 0.1, "normalise": True}
+    options = {"regularizer": 1e-3, "clip": True, "truncation": 0.1, "normalize": True}
 
     @eqx.filter_jit
     def embeddings(m):
         return (
             kbr.condition(m, X[0]),
-            kbr.condition_centred(m, X[:2]),
-            kbr.condition_centred(m, X[:2], form="printed"),
+            kbr.condition_centered(m, X[:2]),
+            kbr.condition_centered(m, X[:2], form="printed"),
             kbr.sum_rule(m, prior),
             kbr.bayes_rule(m, prior, NEW, **options),
             kbr.bayes_rule(m, prior, NEW, form="importance", **options),
@@ -84,7 +87,9 @@ def test_a_padded_sequence_is_the_shorter_sequence():
         count = 12
         observations, extra = Y[:-1], states.shape[0] - (N - 1)
         mask = jnp.arange(states.shape[0]) < count + extra
-        filt = kbr.KernelBayesFilter.fit(K, K, states[: count + extra], observations[:count], **options)
+        filt = kbr.KernelBayesFilter.fit(
+            K, K, states[: count + extra], observations[:count], **options
+        )
         padded = kbr.KernelBayesFilter.fit(K, K, states, observations, mask=mask, **options)
         used = count - 1 + extra
         close(kbr.filter(padded, NEW).weights[:, :used], kbr.filter(filt, NEW).weights)
@@ -105,7 +110,13 @@ def test_sizes_share_one_program():
         mask = jnp.arange(N) < count
         weights = run(X, Y, mask)
         filt = kbr.KernelBayesFilter.fit(
-            K, K, X[:count], Y[:count], successors=X[::-1][:count], regularizer=1e-2, posterior_regularizer=1e-3
+            K,
+            K,
+            X[:count],
+            Y[:count],
+            successors=X[::-1][:count],
+            regularizer=1e-2,
+            posterior_regularizer=1e-3,
         )
         close(weights[:, :count], kbr.filter(filt, NEW).weights)
     assert len(traces) == 1
@@ -123,7 +134,9 @@ def test_sequences_of_unequal_length_in_one_batch():
 
 
 def test_bad_masks():
-    with pytest.raises(ValueError, match=r"`mask` must be a boolean mask of shape \(20,\), got bool\[3\]"):
+    with pytest.raises(
+        ValueError, match=r"`mask` must be a boolean mask of shape \(20,\), got bool\[3\]"
+    ):
         kbr.fit_conditional(K, K, X, Y, regularizer=1e-2, mask=jnp.ones(3, bool))
     with pytest.raises(ValueError, match="give no `mask` with it"):
         kbr.fit_conditional(K, K, X, Y, regularizer=1e-2, mask=MASK, solver=kbr.ConjugateGradient())

@@ -44,9 +44,12 @@ def beliefs(points=None):
 
 def history(loss, accepted, validation=None, value=0.5, step=1):
     record = kbr.History(
-        jnp.asarray(loss), None if validation is None else jnp.asarray(validation), jnp.asarray(accepted), None
+        jnp.asarray(loss),
+        None if validation is None else jnp.asarray(validation),
+        jnp.asarray(accepted),
+        None,
     )
-    return kbr.Tuned({"h": jnp.asarray(1.0)}, jnp.asarray(value), jnp.asarray(step), record)
+    return kbr.TuneResult({"h": jnp.asarray(1.0)}, jnp.asarray(value), jnp.asarray(step), record)
 
 
 def named(axis, label):
@@ -62,7 +65,11 @@ def test_curve_is_evaluate_and_stems_are_the_weights(on_line, shape):
     np.testing.assert_array_equal(named(axis, "mu").get_xdata(), LINE)
     np.testing.assert_allclose(named(axis, "mu").get_ydata(), values)
     parts = [c for c in axis.collections if isinstance(c, LineCollection)]
-    ends = {float(segment[1, 0]): float(segment[1, 1]) for part in parts for segment in part.get_segments()}
+    ends = {
+        float(segment[1, 0]): float(segment[1, 1])
+        for part in parts
+        for segment in part.get_segments()
+    }
     scale = 0.25 * float(jnp.max(jnp.abs(values))) / 0.75
     assert ends == pytest.approx(
         dict(zip(np.asarray(points).ravel().tolist(), (WEIGHTS * scale).tolist(), strict=True))
@@ -86,14 +93,18 @@ def test_contours_in_the_plane(on_plane, monkeypatch):
     top = np.max(values)
     np.testing.assert_allclose(drawn[0][2], np.clip(values, -top, top), rtol=1e-12)
     np.testing.assert_allclose(drawn[0][3], np.arange(1, 9) / 8 * top)
-    places = np.concatenate([c.get_offsets() for c in axis.collections if isinstance(c, PathCollection)])
+    places = np.concatenate(
+        [c.get_offsets() for c in axis.collections if isinstance(c, PathCollection)]
+    )
     np.testing.assert_allclose(places, np.asarray(on_plane.points)[[0, 2, 1]])
 
 
 def test_witness_is_the_difference(on_line, on_plane):
     other = kbr.embed(KERNEL, jnp.array([0.0, 0.5])[:, None])
     axis = plotting.plot_witness(on_line, other, LINE)
-    np.testing.assert_allclose(named(axis, "witness p - q").get_ydata(), kbr.witness(on_line, other, LINE[:, None]))
+    np.testing.assert_allclose(
+        named(axis, "witness p - q").get_ydata(), kbr.witness(on_line, other, LINE[:, None])
+    )
     np.testing.assert_allclose(named(axis, "q").get_ydata(), kbr.evaluate(other, LINE[:, None]))
     plane = plotting.plot_witness(on_plane, kbr.embed(KERNEL, on_plane.points), (LINE, LINE))
     assert plane.collections
@@ -130,7 +141,9 @@ def test_learning_curve_marks_the_best_and_the_rejected():
     loss, accepted = [3.0, 0.2, np.nan, 2.0, np.inf], [True, True, False, True, False]
     axis = plotting.plot_history(history(loss, accepted, [4.0, np.nan, 1.5, 0.5, np.nan], step=3))
     np.testing.assert_array_equal(named(axis, "loss").get_ydata(), [3, 0.2, np.nan, 2, np.nan])
-    np.testing.assert_array_equal(named(axis, "validation").get_xdata(), [0, 3])  # what was rejected does not count
+    np.testing.assert_array_equal(
+        named(axis, "validation").get_xdata(), [0, 3]
+    )  # what was rejected does not count
     np.testing.assert_array_equal(named(axis, "rejected").get_xdata(), [2, 4])
     assert named(axis, "best, step 3").get_xydata().tolist() == [[3, 0.5]]
     assert axis.get_yscale() == "log"
@@ -138,7 +151,9 @@ def test_learning_curve_marks_the_best_and_the_rejected():
 
 def test_of_many_starts_the_best_is_thick():
     loss = np.array([[3.0, -1.0], [2.0, 1.0], [5.0, 4.0]])
-    axis = plotting.plot_history(history(loss, np.ones((3, 2), bool), value=[-1.0, 1.0, 4.0], step=[1, 1, 1]))
+    axis = plotting.plot_history(
+        history(loss, np.ones((3, 2), bool), value=[-1.0, 1.0, 4.0], step=[1, 1, 1])
+    )
     np.testing.assert_array_equal(named(axis, "loss").get_ydata(), loss[0])
     widths = sorted(line.get_linewidth() for line in axis.lines if len(line.get_xdata()) == 2)
     assert widths[0] == widths[1] < widths[2]
@@ -148,7 +163,9 @@ def test_of_many_starts_the_best_is_thick():
 def test_history_of_a_real_descent():
     import optax
 
-    tuned = kbr.tune(lambda p: (p - 2.0) ** 2, jnp.asarray(5.0), optax.sgd(0.3), steps=5, progress=False)
+    tuned = kbr.tune(
+        lambda p: (p - 2.0) ** 2, jnp.asarray(5.0), optax.sgd(0.3), steps=5, progress=False
+    )
     axis = plotting.plot_history(tuned)
     np.testing.assert_allclose(named(axis, "loss").get_ydata(), tuned.history.loss)
 
@@ -182,4 +199,6 @@ def test_matplotlib_is_imported_only_to_draw():
         "import sys, kbr_jax; assert 'kbr_jax.plotting' not in sys.modules\n"
         "from kbr_jax import plotting; assert 'matplotlib' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=pathlib.Path(__file__).parent.parent)
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, cwd=pathlib.Path(__file__).parent.parent
+    )

@@ -1,4 +1,4 @@
-"""Classifiers of predicted distributions: the exact case, general-purpose optimisers, finite differences."""
+"""Classifiers of predicted distributions: the exact case, general-purpose optimizers, finite differences."""
 
 import json
 import pathlib
@@ -13,7 +13,9 @@ from sklearn.svm import SVC, LinearSVC
 
 import kbr_jax as kbr
 
-CASE = json.loads((pathlib.Path(__file__).parent / "reference_cases.json").read_text())["distributions"]["9_predsvm"]
+CASE = json.loads((pathlib.Path(__file__).parent / "reference_cases.json").read_text())[
+    "distributions"
+]["9_predsvm"]
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(40, 2))
 CLASSES = np.where(X[:, 0] + 0.5 * RNG.normal(size=40) > 0.3, 7, 4)
@@ -26,7 +28,9 @@ def close(actual, expected, tol=1e-8):
 
 
 def fit(labels=CLASSES, weights=WEIGHTS, penalty=5.0, **options):
-    return kbr.fit_predicted_svm(jnp.asarray(X), jnp.asarray(labels), jnp.asarray(weights), penalty=penalty, **options)
+    return kbr.fit_predicted_svm(
+        jnp.asarray(X), jnp.asarray(labels), jnp.asarray(weights), penalty=penalty, **options
+    )
 
 
 def reference_sample():
@@ -51,7 +55,9 @@ def test_flipped_labels():
 @pytest.mark.parametrize("penalty", [1, 10])
 def test_hinge_of_scikit_learn(penalty):
     x, labels, weights = reference_sample()
-    linear = LinearSVC(C=penalty, loss="hinge", fit_intercept=False, tol=1e-12, max_iter=1_000_000, dual="auto")
+    linear = LinearSVC(
+        C=penalty, loss="hinge", fit_intercept=False, tol=1e-12, max_iter=1_000_000, dual="auto"
+    )
     found = kbr.fit_predicted_estimator(linear, x, labels, weights)
     w = found.estimators[0].coef_[0]
     close(w, CASE[f"w (no bias) C={penalty}"], 1e-6)
@@ -60,23 +66,29 @@ def test_hinge_of_scikit_learn(penalty):
     close(loss, CASE[f"objective C={penalty}"], 1e-6)
 
 
-def objective(parameters, codes, labels, penalty):
-    margins = labels * np.sign(WEIGHTS) * (codes @ parameters[:-1] + parameters[-1])
-    return parameters[:-1] @ parameters[:-1] / 2 + penalty * np.sum(np.abs(WEIGHTS) * np.maximum(0, 1 - margins) ** 2)
+def objective(parameters, coordinates, labels, penalty):
+    margins = labels * np.sign(WEIGHTS) * (coordinates @ parameters[:-1] + parameters[-1])
+    return parameters[:-1] @ parameters[:-1] / 2 + penalty * np.sum(
+        np.abs(WEIGHTS) * np.maximum(0, 1 - margins) ** 2
+    )
 
 
 @pytest.mark.parametrize("kernel", [None, kbr.Gaussian(1.0)])
-def test_squared_hinge_is_minimised(kernel):
+def test_squared_hinge_is_minimized(kernel):
     svm = fit(kernel=kernel, landmarks=5 if kernel else None)
     assert np.all(svm.converged)
-    codes = X if svm.features is None else np.asarray(svm.features.codes)
+    coordinates = X if svm.features is None else np.asarray(svm.features.matrix)
     labels = np.where(CLASSES == 7, 1, -1)
     best = scipy.optimize.minimize(
-        objective, np.zeros(codes.shape[1] + 1), (codes, labels, 5.0), method="BFGS", options={"gtol": 1e-9}
+        objective,
+        np.zeros(coordinates.shape[1] + 1),
+        (coordinates, labels, 5.0),
+        method="BFGS",
+        options={"gtol": 1e-9},
     )
     close(np.append(svm.coefficients[0], svm.intercepts), best.x, 2e-5)
     values = kbr.decision_values(svm, jnp.asarray(X))[:, 0]
-    close(values, codes @ best.x[:-1] + best.x[-1], 5e-5)
+    close(values, coordinates @ best.x[:-1] + best.x[-1], 5e-5)
     np.testing.assert_array_equal(kbr.classify(svm, jnp.asarray(X)), np.where(values > 0, 7, 4))
 
 
@@ -84,11 +96,17 @@ def test_squared_hinge_is_minimised(kernel):
 def test_converged_is_the_minimum(seed):
     # Seeds where Newton's full step goes too far (the points that a damped one has inside are the same as before), and one other.
     draw = np.random.default_rng(seed)
-    x, _, labels = draw.normal(size=(12, 5)), draw.normal(size=(12, 1)), draw.choice([-1.0, 1.0], 12)
-    svm = kbr.fit_predicted_svm(jnp.asarray(x), jnp.asarray(labels), jnp.full(12, 1 / 12), penalty=1e3)
+    x, _, labels = (
+        draw.normal(size=(12, 5)),
+        draw.normal(size=(12, 1)),
+        draw.choice([-1.0, 1.0], 12),
+    )
+    svm = kbr.fit_predicted_svm(
+        jnp.asarray(x), jnp.asarray(labels), jnp.full(12, 1 / 12), penalty=1e3
+    )
     assert np.all(svm.converged)
     w, b = np.asarray(svm.coefficients[0]), float(svm.intercepts[0])
-    # The gradient, which vanishes nowhere else: the problem is convex. The intercept is penalised by 5e-7 of its square.
+    # The gradient, which vanishes nowhere else: the problem is convex. The intercept is penalized by 5e-7 of its square.
     slopes = 2e3 / 12 * np.maximum(1 - labels * (x @ w + b), 0) * labels
     close(w, slopes @ x, 1e-7)
     close(1e-6 * b, slopes.sum(), 1e-7)
@@ -105,9 +123,16 @@ def test_several_classes_one_against_the_rest():
     assert svm.coefficients.shape == (3, 40)
     for c in range(3):
         own = kbr.fit_predicted_svm(
-            jnp.asarray(X), jnp.asarray(THREE == c).astype(int), weights, penalty=5.0, kernel=kbr.Gaussian(0.8)
+            jnp.asarray(X),
+            jnp.asarray(THREE == c).astype(int),
+            weights,
+            penalty=5.0,
+            kernel=kbr.Gaussian(0.8),
         )
-        close(kbr.decision_values(svm, jnp.asarray(X))[:, c], kbr.decision_values(own, jnp.asarray(X))[:, 0])
+        close(
+            kbr.decision_values(svm, jnp.asarray(X))[:, c],
+            kbr.decision_values(own, jnp.asarray(X))[:, 0],
+        )
     estimator = kbr.fit_predicted_estimator(SVC(C=50.0), X, THREE, np.abs(WEIGHTS))
     assert estimator.decision_function(X).shape == (40, 3)
     assert np.mean(estimator.predict(X) == THREE) > 0.7
@@ -137,10 +162,16 @@ def test_gradients_by_finite_differences():
         )
         return jnp.sum(jnp.sin(kbr.decision_values(svm, jnp.asarray(X[:4]))))
 
-    parameters = {"weights": jnp.asarray(WEIGHTS), "penalty": jnp.asarray(5.0), "bandwidth": jnp.asarray(0.9)}
+    parameters = {
+        "weights": jnp.asarray(WEIGHTS),
+        "penalty": jnp.asarray(5.0),
+        "bandwidth": jnp.asarray(0.9),
+    }
     gradient = jax.flatten_util.ravel_pytree(jax.jit(jax.grad(loss))(parameters))[0]
     flat, unravel = jax.flatten_util.ravel_pytree(parameters)
     step = 1e-6
     for i in (0, 1, 5, 20, flat.size - 1):
-        numeric = (loss(unravel(flat.at[i].add(step))) - loss(unravel(flat.at[i].add(-step)))) / (2 * step)
+        numeric = (loss(unravel(flat.at[i].add(step))) - loss(unravel(flat.at[i].add(-step)))) / (
+            2 * step
+        )
         np.testing.assert_allclose(gradient[i], numeric, rtol=2e-6, atol=1e-8)

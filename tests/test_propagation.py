@@ -20,7 +20,7 @@ def close(actual, expected, atol):
     np.testing.assert_allclose(np.asarray(actual), np.asarray(expected), rtol=0, atol=atol)
 
 
-def normalised(values):
+def normalized(values):
     return values / values.sum(-1, keepdims=True)
 
 
@@ -52,7 +52,9 @@ def chain_beliefs(points, regularizer):
     results = []
     both = kbr.given_landmarks(jnp.arange(2))
     for options in ({"landmarks": both}, {"landmarks": both, "pivots": both}, {}):
-        model = kbr.fit_propagation(graph, kbr.Delta(), points=points, regularizer=regularizer, **options)
+        model = kbr.fit_belief_propagation(
+            graph, kbr.Delta(), points=points, regularizer=regularizer, **options
+        )
         messages = kbr.propagate_tree(model, jnp.ones(1, int))
         results.append(kbr.read_beliefs(model, messages, jnp.arange(2)).probabilities)
     return results
@@ -61,23 +63,32 @@ def chain_beliefs(points, regularizer):
 @pytest.mark.parametrize("lam", list(CHAIN))
 def test_chain_in_closed_form(lam):
     states = np.repeat(np.asarray(list(itertools.product((0, 1), repeat=3))), COUNTS, axis=0)
-    forms = chain_beliefs([jnp.asarray(column) for column in states.T], jnp.asarray(max(lam / 20, TINY)))
+    forms = chain_beliefs(
+        [jnp.asarray(column) for column in states.T], jnp.asarray(max(lam / 20, TINY))
+    )
     # Coefficients of the exact Gram form grow like 1 / lambda: its digits go as lambda does.
     for beliefs, tolerance in zip(forms, (1e-10, 1e-10, 1e-10 if lam else 1e-5), strict=True):
         close(beliefs, [floats(CHAIN[lam][0]), floats(CHAIN[lam][1])], tolerance)
         # Without p* the belief is the message.
-        close(normalised(np.asarray(beliefs[0]) / [8, 12]), normalised(floats(CHAIN[lam]["m10"])), tolerance)
+        close(
+            normalized(np.asarray(beliefs[0]) / [8, 12]),
+            normalized(floats(CHAIN[lam]["m10"])),
+            tolerance,
+        )
 
 
 def test_one_update_in_closed_form():
     """Algorithm VI once, from given messages: product at the samples, coefficients beta_ts, value at a new point."""
     x_t, x_s = jnp.asarray([[0.0], [1.0], [2.5]]), jnp.asarray([[0.2], [0.8], [2.0]])
-    beta_ut, beta_ts = jnp.asarray([0.3, -0.2, 0.9]), np.asarray([0.21792397523, -0.06512628554, 0.06041554609])
+    beta_ut, beta_ts = (
+        jnp.asarray([0.3, -0.2, 0.9]),
+        np.asarray([0.21792397523, -0.06512628554, 0.06041554609]),
+    )
     gram = np.eye(4)
     gram[:3, 3] = gram[3, :3] = [1.0, 0.5, 0.1]
     kernel = kbr.Gaussian(1.0)
     graph = kbr.pairwise_graph([[0, 1], [0, 2]], observed=[2])
-    model = kbr.fit_propagation(
+    model = kbr.fit_belief_propagation(
         graph,
         [kernel, kernel, kbr.Precomputed(gram)],
         pairs=[(x_t, x_s), (x_t, jnp.arange(3))],
@@ -86,7 +97,9 @@ def test_one_update_in_closed_form():
 
     @jax.jit
     def run(beta):
-        given = kbr.Likelihood([0], lambda x, y: kbr.gram(kernel, x_t, x[None])[:, 0] @ y, beta[None])
+        given = kbr.Likelihood(
+            [0], lambda x, y: kbr.gram(kernel, x_t, x[None])[:, 0] @ y, beta[None]
+        )
         return kbr.propagate_tree(model, jnp.asarray([3]), likelihoods=[given])
 
     messages = run(beta_ut)
@@ -94,7 +107,7 @@ def test_one_update_in_closed_form():
     belief = kbr.read_beliefs(model, messages, points, kinds=[1], marginal=jnp.ones(4))
     expected = np.asarray(kbr.gram(kernel, points, x_s)) @ beta_ts
     close(expected[0], 0.09595274013405146, 1e-10)
-    close(belief.probabilities[0], normalised(expected), 1e-9)
+    close(belief.probabilities[0], normalized(expected), 1e-9)
 
 
 # Random trees of labels, exactly.
@@ -107,7 +120,9 @@ WATCHED = [2, 5, 6]
 def labels(seed, n=60):
     """Dependent labels, every value of every pair present."""
     rng = np.random.default_rng(seed)
-    mixed = rng.normal(size=(n, 2)) @ rng.normal(size=(2, len(SIZES))) + 0.7 * rng.normal(size=(n, len(SIZES)))
+    mixed = rng.normal(size=(n, 2)) @ rng.normal(size=(2, len(SIZES))) + 0.7 * rng.normal(
+        size=(n, len(SIZES))
+    )
     columns = [np.argsort(np.argsort(mixed[:, i])) * size // n for i, size in enumerate(SIZES)]
     return [np.concatenate([column, np.arange(12) // period % size]) for column, size, period in
             zip(columns, SIZES, (1, 1, 3, 2, 1, 4, 1, 2), strict=True)]  # fmt: skip
@@ -115,7 +130,10 @@ def labels(seed, n=60):
 
 def tables(samples):
     """Relative frequencies of nodes and of edges."""
-    nodes = [np.bincount(sample, minlength=size) / len(sample) for sample, size in zip(samples, SIZES, strict=True)]
+    nodes = [
+        np.bincount(sample, minlength=size) / len(sample)
+        for sample, size in zip(samples, SIZES, strict=True)
+    ]
     edges = {}
     for a, b in EDGES:
         table = np.zeros((SIZES[a], SIZES[b]))
@@ -137,24 +155,35 @@ def summed(samples, evidence, likelihood=None):
         weight *= 1 if likelihood is None else likelihood(state)
         for marginal, value in zip(marginals, state, strict=True):
             marginal[value] += weight
-    return [normalised(marginal) for marginal in marginals]
+    return [normalized(marginal) for marginal in marginals]
 
 
 @jax.jit
 def tree_beliefs(samples, values, present):
     graph = kbr.pairwise_graph(EDGES, num_nodes=8, observed=WATCHED)
     every = kbr.given_landmarks(jnp.arange(4))
-    model = kbr.fit_propagation(
-        graph, kbr.Delta(), points=samples, regularizer=TINY, landmarks=every, landmarks_observed=every
+    model = kbr.fit_belief_propagation(
+        graph,
+        kbr.Delta(),
+        points=samples,
+        regularizer=TINY,
+        landmarks=every,
+        landmarks_observed=every,
     )
-    known = kbr.Likelihood([4, 0], lambda x, y: 1 / (1 + y + x.astype(y.dtype)), jnp.asarray([0.5, 0.1]))
+    known = kbr.Likelihood(
+        [4, 0], lambda x, y: 1 / (1 + y + x.astype(y.dtype)), jnp.asarray([0.5, 0.1])
+    )
 
     def read(messages):
         return kbr.read_beliefs(model, messages, jnp.arange(4)).probabilities
 
     everywhere = jax.vmap(lambda v: read(kbr.propagate_tree(model, v, present=present)))(values)
     flooded = kbr.propagate_loopy(model, values[0], sweeps=4, floor=0.0, present=present)
-    return everywhere, read(kbr.propagate_tree(model, values[0], present=present, likelihoods=[known])), read(flooded)
+    return (
+        everywhere,
+        read(kbr.propagate_tree(model, values[0], present=present, likelihoods=[known])),
+        read(flooded),
+    )
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -163,14 +192,21 @@ def test_trees_equal_the_sum_over_all_states(seed):
     values = np.asarray([[1, 2, 0], [0, 1, 1]])
     hidden = [node for node in range(8) if node not in WATCHED]
     for present in (np.ones(3, bool), np.asarray([True, False, True])):
-        batch, with_known, flooded = tree_beliefs([jnp.asarray(s) for s in samples], jnp.asarray(values), present)
-        cases = [{n: v for n, v, there in zip(WATCHED, row, present, strict=True) if there} for row in values.tolist()]
+        batch, with_known, flooded = tree_beliefs(
+            [jnp.asarray(s) for s in samples], jnp.asarray(values), present
+        )
+        cases = [
+            {n: v for n, v, there in zip(WATCHED, row, present, strict=True) if there}
+            for row in values.tolist()
+        ]
         for beliefs, case in zip(batch, cases, strict=True):
             expected = summed(samples, case)
             for belief, node in zip(beliefs, hidden, strict=True):
                 close(belief[: SIZES[node]], expected[node], 1e-10)
                 close(belief[SIZES[node] :], 0, 1e-10)
-        expected = summed(samples, cases[0], lambda state: 1 / ((1.5 + state[4]) * (1.1 + state[0])))
+        expected = summed(
+            samples, cases[0], lambda state: 1 / ((1.5 + state[4]) * (1.1 + state[0]))
+        )
         for belief, node in zip(with_known, hidden, strict=True):
             close(belief[: SIZES[node]], expected[node], 1e-10)
         close(flooded, batch[0], 1e-10)
@@ -216,7 +252,9 @@ class Reference:
         template, own, other = self.template[source, target]
         x_t, x_s = self.pairs[template][own], self.pairs[template][other]
         n = len(x_s)
-        beta = np.linalg.solve(gaussian(x_s, x_s, self.h) + n * self.lam * np.eye(n), self.heard(source, target, x_t))
+        beta = np.linalg.solve(
+            gaussian(x_s, x_s, self.h) + n * self.lam * np.eye(n), self.heard(source, target, x_t)
+        )
         top = (gaussian(anchors[target], x_s, self.h) @ beta).max()
         return lambda points: np.maximum(gaussian(points, x_s, self.h) @ beta / top, self.floor)
 
@@ -249,7 +287,7 @@ def to_jax(pairs):
 def grid_model(pairs, h=GRID_H, lam=GRID_LAM, **options):
     graph = kbr.grid_graph(2, 3)
     kernels = [kbr.Gaussian(h)] * 2 + [kbr.Gaussian(LEAF_H)] * 2
-    return kbr.fit_propagation(graph, kernels, pairs=pairs, regularizer=lam, **options)
+    return kbr.fit_belief_propagation(graph, kernels, pairs=pairs, regularizer=lam, **options)
 
 
 POINTS = jnp.linspace(-2, 2, 7)
@@ -263,9 +301,15 @@ def test_loopy_messages_equal_the_papers_algorithm():
     def run(pairs, values, present):
         model = grid_model(pairs)
         layouts.append(model.layout)
-        messages = kbr.propagate_loopy(model, values, sweeps=2, damping=0.3, floor=FLOOR, present=present)
+        messages = kbr.propagate_loopy(
+            model, values, sweeps=2, damping=0.3, floor=FLOOR, present=present
+        )
         ones = jnp.ones(7)
-        return model.supports[:2], messages, kbr.read_beliefs(model, messages, POINTS, marginal=ones).probabilities
+        return (
+            model.supports[:2],
+            messages,
+            kbr.read_beliefs(model, messages, POINTS, marginal=ones).probabilities,
+        )
 
     present = np.asarray([True, True, True, False, True, True])
     supports, messages, beliefs = run(to_jax(pairs), jnp.asarray(values), present)
@@ -302,8 +346,10 @@ def test_loopy_messages_equal_the_papers_algorithm():
         total = leaves[node](np.asarray(POINTS), np.asarray(POINTS))
         for source, target in reference.template:
             if target == node:
-                total = total * reference.update(source, node, {node: np.asarray(POINTS)})(np.asarray(POINTS))
-        close(belief, normalised(total), 1e-9)
+                total = total * reference.update(source, node, {node: np.asarray(POINTS)})(
+                    np.asarray(POINTS)
+                )
+        close(belief, normalized(total), 1e-9)
 
 
 @pytest.mark.parametrize("form", [{}, {"pivots": 5}], ids=["exact", "pivots"])
@@ -334,10 +380,19 @@ def test_forms_agree():
     def run(points):
         spread = kbr.given_landmarks(jnp.linspace(-2.5, 2.5, 24))
         results = []
-        for options in ({}, {"landmarks": spread}, {"pivots": spread}, {"landmarks": spread, "pivots": spread}):
-            model = kbr.fit_propagation(graph, kbr.Gaussian(0.8), points=points, regularizer=GRID_LAM, **options)
+        for options in (
+            {},
+            {"landmarks": spread},
+            {"pivots": spread},
+            {"landmarks": spread, "pivots": spread},
+        ):
+            model = kbr.fit_belief_propagation(
+                graph, kbr.Gaussian(0.8), points=points, regularizer=GRID_LAM, **options
+            )
             # Positive and smooth: nothing is clipped, and what is interpolated from pivots is near their span.
-            seen = kbr.Likelihood([0, 1], lambda x, y: jnp.exp(-((x - y) ** 2) / 2), jnp.asarray([0.3, -0.2]))
+            seen = kbr.Likelihood(
+                [0, 1], lambda x, y: jnp.exp(-((x - y) ** 2) / 2), jnp.asarray([0.3, -0.2])
+            )
             messages = kbr.propagate_tree(model, likelihoods=[seen])
             results.append(kbr.read_beliefs(model, messages, POINTS).probabilities)
         return results
@@ -350,18 +405,21 @@ def test_forms_agree():
 def discrete_loopy(table, unary, sweeps, damping, floor):
     """Loopy belief propagation on a 4-cycle of labels in probability tables, messages of largest value 1."""
     p = [table.sum(1), table.sum(0)]
-    neighbours = {node: [(node + 1) % 4, (node - 1) % 4] for node in range(4)}
+    neighbors = {node: [(node + 1) % 4, (node - 1) % 4] for node in range(4)}
     ones = np.ones(len(unary[0]))
-    messages = {(t, s): ones for t in neighbours for s in neighbours[t]}
+    messages = {(t, s): ones for t in neighbors for s in neighbors[t]}
     for _ in range(sweeps):
         new = {}
         for t, s in messages:
-            heard = unary[t] * np.prod([messages[u, t] for u in neighbours[t] if u != s], axis=0)
+            heard = unary[t] * np.prod([messages[u, t] for u in neighbors[t] if u != s], axis=0)
             # Edges are (0, 1), (1, 2), (2, 3), (3, 0), all of one template.
             given = table.T / p[1][:, None] if (t + 1) % 4 == s else table / p[0][:, None]
             new[t, s] = (1 - damping) * rescale(given @ heard, floor) + damping * messages[t, s]
         messages = new
-    return [normalised(unary[s] * np.prod([messages[u, s] for u in neighbours[s]], axis=0)) for s in range(4)]
+    return [
+        normalized(unary[s] * np.prod([messages[u, s] for u in neighbors[s]], axis=0))
+        for s in range(4)
+    ]
 
 
 @pytest.mark.parametrize("damping, floor", [(0.0, 0.0), (0.4, 0.05)])
@@ -374,9 +432,13 @@ def test_a_cycle_of_labels_equals_discrete_loopy_propagation(damping, floor):
 
     @jax.jit
     def run(a, b, unary, damping, floor):
-        model = kbr.fit_propagation(graph, kbr.Delta(), pairs=[(a, b)], regularizer=1e-16, landmarks=3)
+        model = kbr.fit_belief_propagation(
+            graph, kbr.Delta(), pairs=[(a, b)], regularizer=1e-16, landmarks=3
+        )
         known = kbr.Likelihood(range(4), lambda x, y: y[x], unary)
-        messages = kbr.propagate_loopy(model, sweeps=7, damping=damping, floor=floor, likelihoods=[known])
+        messages = kbr.propagate_loopy(
+            model, sweeps=7, damping=damping, floor=floor, likelihoods=[known]
+        )
         support = kbr.read_beliefs(model, messages)
         return support.points, support.probabilities, messages.residuals
 
@@ -384,7 +446,11 @@ def test_a_cycle_of_labels_equals_discrete_loopy_propagation(damping, floor):
     table = np.zeros((3, 3))
     np.add.at(table, (a, b), 1 / len(a))
     # On the training sample each label weighs as often as it occurs: divide by that.
-    for belief, expected in zip(np.asarray(beliefs), discrete_loopy(table, unary, 7, damping, floor), strict=True):
+    for belief, expected in zip(
+        np.asarray(beliefs), discrete_loopy(table, unary, 7, damping, floor), strict=True
+    ):
         sums = np.asarray([belief[np.asarray(points) == label].mean() for label in range(3)])
-        close(normalised(sums), expected, 1e-12)
-    assert graph.num_kinds == 1 and np.all(np.asarray(residuals[1:]) <= np.asarray(residuals[:-1]) + 1e-12)
+        close(normalized(sums), expected, 1e-12)
+    assert graph.num_kinds == 1 and np.all(
+        np.asarray(residuals[1:]) <= np.asarray(residuals[:-1]) + 1e-12
+    )

@@ -35,13 +35,19 @@ GRID = jnp.linspace(-2, 2, 9)
 
 @pytest.mark.parametrize("form", ["exact", "features", "pivots"])
 def test_gradients_of_a_loss_on_beliefs(form):
-    pairs, values, truth = noisy_pairs(2, 10, 0), jnp.asarray([0.4, -0.3]), jnp.asarray([0.5, 0.2, -0.4, 0.1])
+    pairs, values, truth = (
+        noisy_pairs(2, 10, 0),
+        jnp.asarray([0.4, -0.3]),
+        jnp.asarray([0.5, 0.2, -0.4, 0.1]),
+    )
     few = kbr.given_landmarks(jnp.linspace(-1.5, 1.5, 5))
     options = {"exact": {}, "features": {"landmarks": few}, "pivots": {"pivots": few}}[form]
 
     def loss(p):
         kernels = [kbr.Gaussian(p["h"]), kbr.Gaussian(p["c"])]
-        model = kbr.fit_propagation(LEAVES, kernels, pairs=pairs, regularizer=p["epsilon"], **options)
+        model = kbr.fit_belief_propagation(
+            LEAVES, kernels, pairs=pairs, regularizer=p["epsilon"], **options
+        )
         messages = kbr.propagate_loopy(model, values, sweeps=2, damping=0.2)
         beliefs = kbr.read_beliefs(model, messages, GRID)
         return jnp.mean((beliefs.mean() - truth) ** 2) + jnp.mean(beliefs.median() * truth)
@@ -62,13 +68,17 @@ def test_gradients_of_a_loss_on_beliefs(form):
         jnp.sum(d.reshape(3, -1) * g.reshape(-1), axis=1)
         for d, g in zip(jax.tree.leaves(directions), jax.tree.leaves(gradient), strict=True)
     )
-    assert all(np.all(np.isfinite(leaf)) and np.any(leaf != 0) for leaf in jax.tree.leaves(gradient))
+    assert all(
+        np.all(np.isfinite(leaf)) and np.any(leaf != 0) for leaf in jax.tree.leaves(gradient)
+    )
     np.testing.assert_allclose(products, differences, rtol=1e-5, atol=1e-8)
 
 
 def test_estimates_from_a_belief():
     grid = jnp.linspace(-4.0, 6.0, 201)
-    heights = np.stack([np.exp(-((np.asarray(grid) - m) ** 2) / (2 * s**2)) for m, s in ((0.5, 0.7), (1.0, 1.2))])
+    heights = np.stack(
+        [np.exp(-((np.asarray(grid) - m) ** 2) / (2 * s**2)) for m, s in ((0.5, 0.7), (1.0, 1.2))]
+    )
     skewed = np.exp(-np.asarray(grid)) * (np.asarray(grid) > 0)
     probabilities = np.concatenate([heights, skewed[None]])
     probabilities = jnp.asarray(probabilities / probabilities.sum(1, keepdims=True))
@@ -82,7 +92,9 @@ def test_estimates_from_a_belief():
     close(draws[:2].std(1), [0.7, 1.2], 0.06)
     embedding = beliefs.embed(kbr.Gaussian(1.0))
     close(kbr.mean(embedding), beliefs.mean(), 1e-12)
-    labels = kbr.Beliefs(jnp.arange(3), jnp.asarray([[0.2, 0.2, 0.6], [0.3, 0.3, 0.4]]), None, (0, 1))
+    labels = kbr.Beliefs(
+        jnp.arange(3), jnp.asarray([[0.2, 0.2, 0.6], [0.3, 0.3, 0.4]]), None, (0, 1)
+    )
     close(labels.median(), [2, 1], 0)
 
 
@@ -90,15 +102,19 @@ def test_marginals_given_and_estimated():
     """Without edges the belief is p*: by frequencies, by a kernel density, as given, or as the sample itself."""
     graph = kbr.pairwise_graph([], num_nodes=2)
     x = jnp.asarray(np.random.default_rng(0).normal(size=30))
-    model = kbr.fit_propagation(graph, kbr.Gaussian(0.5), points=[x, x + 1], regularizer=0.1)
+    model = kbr.fit_belief_propagation(graph, kbr.Gaussian(0.5), points=[x, x + 1], regularizer=0.1)
     widths = jnp.asarray(np.linspace(0.1, 0.3, 41))
     grid = jnp.cumsum(widths) - 4
 
     @jax.jit
     def read(model):
         messages = kbr.propagate_tree(model)
-        given = kbr.read_beliefs(model, messages, grid, marginal=jnp.exp(-(grid**2) / 2), widths=widths)
-        estimated = kbr.read_beliefs(model, messages, grid, marginal=kbr.Laplace(0.4), widths=widths)
+        given = kbr.read_beliefs(
+            model, messages, grid, marginal=jnp.exp(-(grid**2) / 2), widths=widths
+        )
+        estimated = kbr.read_beliefs(
+            model, messages, grid, marginal=kbr.Laplace(0.4), widths=widths
+        )
         return given, estimated, kbr.read_beliefs(model, messages, kinds=[1])
 
     given, estimated, own = read(model)
@@ -119,10 +135,10 @@ def test_sweeps_stop_at_a_tolerance_and_are_exact_on_trees():
 
     @jax.jit
     def run(value):
-        model = kbr.fit_propagation(tree, kbr.Gaussian(0.8), pairs=pairs, regularizer=0.05)
+        model = kbr.fit_belief_propagation(tree, kbr.Gaussian(0.8), pairs=pairs, regularizer=0.05)
         exact = kbr.propagate_tree(model, value, floor=0.01)
         flooded = kbr.propagate_loopy(model, value, floor=0.01, sweeps=9, tolerance=1e-12)
-        looped = kbr.fit_propagation(loop, kbr.Gaussian(0.8), pairs=pairs, regularizer=0.05)
+        looped = kbr.fit_belief_propagation(loop, kbr.Gaussian(0.8), pairs=pairs, regularizer=0.05)
         full = kbr.propagate_loopy(looped, value, sweeps=60, tolerance=1e-6)
         return exact, flooded, full
 
@@ -145,7 +161,7 @@ def test_one_template_between_hidden_and_observed_nodes_of_one_kind():
     def run(a, b, seen):
         every = kbr.given_landmarks(jnp.arange(3))
         options = {"landmarks": every, "landmarks_observed": every, "regularizer": 1e-14}
-        model = kbr.fit_propagation(graph, kbr.Delta(), pairs=[(a, b)], **options)
+        model = kbr.fit_belief_propagation(graph, kbr.Delta(), pairs=[(a, b)], **options)
         return kbr.read_beliefs(
             model, kbr.propagate_tree(model, seen), jnp.arange(3), marginal=jnp.ones(3)
         ).probabilities
@@ -164,13 +180,16 @@ def test_one_template_between_hidden_and_observed_nodes_of_one_kind():
 def test_evidence_of_different_kinds_multiplies():
     rng = np.random.default_rng(6)
     x = rng.normal(size=15)
-    points = [jnp.asarray(p) for p in (x, np.stack([x, -x], 1) + 0.5 * rng.normal(size=(15, 2)), (x > 0).astype(int))]
+    points = [
+        jnp.asarray(p)
+        for p in (x, np.stack([x, -x], 1) + 0.5 * rng.normal(size=(15, 2)), (x > 0).astype(int))
+    ]
     graph = kbr.pairwise_graph([[0, 1], [0, 2]], observed=[1, 2])
 
     @jax.jit
     def run(points):
         kernels = [kbr.Gaussian(0.6), kbr.Gaussian(1.0), kbr.Delta()]
-        model = kbr.fit_propagation(graph, kernels, points=points, regularizer=0.02)
+        model = kbr.fit_belief_propagation(graph, kernels, points=points, regularizer=0.02)
         seen = (
             {1: jnp.asarray([[0.4, jnp.nan]]), 2: jnp.asarray([1])},
             {1: jnp.asarray([[0.4, -0.2]]), 2: jnp.asarray([1])},
@@ -178,9 +197,9 @@ def test_evidence_of_different_kinds_multiplies():
         masks = (jnp.asarray([False, True]), jnp.asarray([True, False]), jnp.asarray([True, True]))
         cases = [seen[0], seen[1], seen[1]]
         return [
-            kbr.read_beliefs(model, kbr.propagate_tree(model, v, present=m), GRID, marginal=jnp.ones(9)).probabilities[
-                0
-            ]
+            kbr.read_beliefs(
+                model, kbr.propagate_tree(model, v, present=m), GRID, marginal=jnp.ones(9)
+            ).probabilities[0]
             for v, m in zip(cases, masks, strict=True)
         ]
 
@@ -190,7 +209,7 @@ def test_evidence_of_different_kinds_multiplies():
 
 
 def test_greedy_landmarks_and_pivots_on_a_vector_domain():
-    """Ranks instead of landmarks; vectors; a hub with more neighbours than are multiplied in one expression; float32 data."""
+    """Ranks instead of landmarks; vectors; a hub with more neighbors than are multiplied in one expression; float32 data."""
     rng = np.random.default_rng(5)
     x = [rng.normal(size=(25, 2)).astype(np.float32)]
     x += [(x[0] + 0.5 * rng.normal(size=(25, 2))).astype(np.float32) for _ in range(11)]
@@ -201,7 +220,9 @@ def test_greedy_landmarks_and_pivots_on_a_vector_domain():
         results = []
         for options in ({"landmarks": 25}, {"landmarks": 25, "pivots": 25, "order": 2}):
             kernel = kbr.Gaussian(jnp.asarray(1.5, jnp.float32))
-            model = kbr.fit_propagation(graph, kernel, points=points, regularizer=0.01, **options)
+            model = kbr.fit_belief_propagation(
+                graph, kernel, points=points, regularizer=0.01, **options
+            )
             messages = kbr.propagate_tree(model, value)
             results.append(kbr.read_beliefs(model, messages, points[0]).probabilities)
         return results
@@ -216,10 +237,16 @@ def test_bimodal_beliefs_approach_the_exact_ones():
     cases = bimodal_tree.draw(4, np.random.default_rng(99))[6:].T
     truth = np.stack([bimodal_tree.exact(case) for case in cases])
     close(truth.sum(-1), 1, 1e-12)
-    # The signs are undecided until the neighbours speak: some marginals have two modes.
-    inside = np.sort(truth[:, :, 1:-1] * ((np.diff(truth)[..., :-1] > 0) & (np.diff(truth)[..., 1:] < 0)), axis=-1)
+    # The signs are undecided until the neighbors speak: some marginals have two modes.
+    inside = np.sort(
+        truth[:, :, 1:-1] * ((np.diff(truth)[..., :-1] > 0) & (np.diff(truth)[..., 1:] < 0)),
+        axis=-1,
+    )
     assert np.mean(inside[..., -2] > 0.2 * inside[..., -1]) > 0.2
-    errors = [bimodal_tree.variation(bimodal_tree.draw(m, np.random.default_rng(1)), cases) for m in (60, 2000)]
+    errors = [
+        bimodal_tree.variation(bimodal_tree.draw(m, np.random.default_rng(1)), cases)
+        for m in (60, 2000)
+    ]
     assert errors[1] < 0.6 * errors[0] and errors[1] < 0.09
 
 
@@ -235,30 +262,46 @@ class Nodes:
 
 
 def test_graphs_of_networkx_are_taken():
-    own = [("sky", "tree", {"template": 1}), ("tree", "ground", {"template": 0}), ("sea", "tree", {"template": 1})]
+    own = [
+        ("sky", "tree", {"template": 1}),
+        ("tree", "ground", {"template": 0}),
+        ("sea", "tree", {"template": 1}),
+    ]
     graph = kbr.pairwise_graph(Nodes(["sky", "tree", "ground", "sea"], own), observed=["ground"])
-    assert graph.edges.tolist() == [[0, 1], [1, 2], [3, 1]] and graph.templates.tolist() == [1, 0, 1]
+    assert graph.edges.tolist() == [[0, 1], [1, 2], [3, 1]] and graph.templates.tolist() == [
+        1,
+        0,
+        1,
+    ]
     assert graph.observed.tolist() == [False, False, True, False] and graph.index("sea") == 3
     assert graph.kinds.tolist() == [0, 1, 2, 0]
     without = kbr.pairwise_graph(Nodes(["a", "b"], [("a", "b", {})]))
-    assert without.num_templates == 1 and without == kbr.pairwise_graph(Nodes(["a", "b"], [("a", "b", {})]))
+    assert without.num_templates == 1 and without == kbr.pairwise_graph(
+        Nodes(["a", "b"], [("a", "b", {})])
+    )
     assert kbr.pairwise_graph(networkx.path_graph(4)).num_nodes == 4
 
 
 def test_a_fitted_model_is_saved(tmp_path):
     x = jnp.asarray(np.random.default_rng(0).normal(size=6))
     graph = kbr.pairwise_graph([[0, 1]], observed=[1])
-    model = kbr.fit_propagation(graph, kbr.Gaussian(1.0), points=[x, x], regularizer=0.1)
+    model = kbr.fit_belief_propagation(graph, kbr.Gaussian(1.0), points=[x, x], regularizer=0.1)
     kbr.save(tmp_path / "model.kbr", model)
     loaded = kbr.load(tmp_path / "model.kbr")
     assert loaded.layout == model.layout and hash(loaded.layout) == hash(model.layout)
     assert jax.tree.structure(loaded) == jax.tree.structure(model)
-    np.testing.assert_array_equal(kbr.propagate_tree(loaded, x[:1]).local, kbr.propagate_tree(model, x[:1]).local)
+    np.testing.assert_array_equal(
+        kbr.propagate_tree(loaded, x[:1]).local, kbr.propagate_tree(model, x[:1]).local
+    )
 
 
 def test_rows_of_a_grid_share_templates():
     graph = kbr.grid_graph(3, 4)
-    assert graph.num_nodes == 24 and graph.num_templates == 3 + 2 + 3 and len(graph.edges) == 9 + 8 + 12
+    assert (
+        graph.num_nodes == 24
+        and graph.num_templates == 3 + 2 + 3
+        and len(graph.edges) == 9 + 8 + 12
+    )
     inferred = kbr.pairwise_graph(graph.edges, templates=graph.templates, observed=range(12, 24))
     assert inferred == graph and hash(inferred) == hash(graph) and graph.num_kinds == 6
     assert kbr.grid_graph(1, 1, leaves=False).num_templates == 0

@@ -8,7 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-BLOCKS = re.findall(r"```python\n(.*?)```", (pathlib.Path(__file__).parent.parent / "README.md").read_text(), re.DOTALL)
+BLOCKS = re.findall(
+    r"```python\n(.*?)```",
+    (pathlib.Path(__file__).parent.parent / "README.md").read_text(),
+    re.DOTALL,
+)
 
 
 def test_first_example_finds_the_mode_that_the_prior_allows(capsys):
@@ -36,7 +40,10 @@ def test_filter_example():
     exec(BLOCKS[1], names)
     assert names["estimates"].shape == (5, 2) and names["batch"].shape == (3, 5, 150)
     assert bool(jnp.all(jnp.isfinite(names["batch"])))
-    names |= {"controls": jax.random.normal(keys[0], (150, 1)), "new_controls": jax.random.normal(keys[1], (5, 1))}
+    names |= {
+        "controls": jax.random.normal(keys[0], (150, 1)),
+        "new_controls": jax.random.normal(keys[1], (5, 1)),
+    }
     exec(BLOCKS[5], names)
     assert names["smoothed"].shape == (5, 150) and bool(jnp.all(jnp.isfinite(names["smoothed"])))
 
@@ -70,12 +77,21 @@ def test_belief_propagation_example():
     rows, columns = 2, 3
     depth = rng.uniform(size=(8, 40))
     near = [(d[:20], d[:20] + 0.05 * rng.normal(size=20)) for d in depth[:3]]
-    leaves = [(d, np.stack([np.cos(9 * d), d], 1) + 0.1 * rng.normal(size=(40, 2))) for d in depth[3:5]]
+    leaves = [
+        (d, np.stack([np.cos(9 * d), d], 1) + 0.1 * rng.normal(size=(40, 2))) for d in depth[3:5]
+    ]
     pairs = [tuple(map(jnp.asarray, pair)) for pair in (*near, *leaves)]
 
     @jax.jit  # one program instead of many small ones
     def run(pairs, seen, depths):
-        names = {"kbr": kbr, "rows": rows, "columns": columns, "pairs": pairs, "seen": seen, "depths": depths}
+        names = {
+            "kbr": kbr,
+            "rows": rows,
+            "columns": columns,
+            "pairs": pairs,
+            "seen": seen,
+            "depths": depths,
+        }
         exec(BLOCKS[3], names)
         return names["depth"]
 
@@ -87,12 +103,19 @@ def test_dynamics_example():
     import kbr_jax as kbr
 
     rng = np.random.default_rng(0)
-    samples = [jnp.asarray(rng.normal(size=(n, 2)) + 0.5 * t) for t, n in enumerate((12, 9, 12, 10))]
-    labelled = [(x, (x[:, 0] > 0.5 * t).astype(int)) for t, x in enumerate(samples)]
-    names = {"kbr": kbr, "list_of_samples": samples, "labelled": labelled}
+    samples = [
+        jnp.asarray(rng.normal(size=(n, 2)) + 0.5 * t) for t, n in enumerate((12, 9, 12, 10))
+    ]
+    labeled = [(x, (x[:, 0] > 0.5 * t).astype(int)) for t, x in enumerate(samples)]
+    names = {"kbr": kbr, "list_of_samples": samples, "labeled": labeled}
     exec(BLOCKS[4], names)
     assert names["points"].shape == (200, 2)
-    assert bool(jnp.all(kbr.classify(names["svm"], jnp.asarray([[-2.0, 1.5], [6.0, 1.5]])) == jnp.asarray([0, 1])))
+    assert bool(
+        jnp.all(
+            kbr.classify(names["svm"], jnp.asarray([[-2.0, 1.5], [6.0, 1.5]]))
+            == jnp.asarray([0, 1])
+        )
+    )
 
 
 def test_likelihood_free_example(capsys):

@@ -68,7 +68,9 @@ run_filter = eqx.filter_jit(kbr.filter)
 
 def errors(filt, start):
     run = run_filter(filt, TESTS, prior=prior(start))
-    return np.linalg.norm(np.asarray(kbr.mean(filt.belief(run.weights))) - TRUTH, axis=1), np.asarray(run.restarted)
+    return np.linalg.norm(
+        np.asarray(kbr.mean(filt.belief(run.weights))) - TRUTH, axis=1
+    ), np.asarray(run.restarted)
 
 
 def test_a_wrong_start_finds_back_and_a_right_one_is_left_alone():
@@ -90,7 +92,14 @@ def test_evidence_is_that_of_the_formulas():
     states, rivals = rng.normal(size=(n, 2)), rng.normal(size=(n, 2))
     y = np.sin(states @ rng.normal(size=(2, p))) + 0.1 * rng.normal(size=(n, p))
     contrast = kbr.Contrast.fit(
-        kbr.Gaussian(0.9), states, jnp.asarray(y), rivals, regularizer=1e-2, degrees=4.0, directions=2, block=block
+        kbr.Gaussian(0.9),
+        states,
+        jnp.asarray(y),
+        rivals,
+        regularizer=1e-2,
+        degrees=4.0,
+        directions=2,
+        block=block,
     )
 
     def gram(a, b):
@@ -105,16 +114,16 @@ def test_evidence_is_that_of_the_formulas():
         variance = 1 + 1e-2 * n - np.einsum("ij,jk,ik->i", k, inverse, k)
         return y.mean(0) + k @ inverse @ (y[rows] - y.mean(0)), variance
 
-    def standardised(rows, points, targets):
+    def standardized(rows, points, targets):
         mean, variance = predict(rows, points)
         return (targets - mean) / np.sqrt(variance)[:, None]
 
     own = []
     for start in [0, 5, 10, 15, 18]:
         rows = np.arange(start, start + block)
-        own.append(standardised(np.setdiff1d(np.arange(n), rows), states[rows], y[rows]))
+        own.append(standardized(np.setdiff1d(np.arange(n), rows), states[rows], y[rows]))
     own[-1] = own[-1][-3:]
-    own, other = np.concatenate(own), standardised(np.arange(n), rivals, y)
+    own, other = np.concatenate(own), standardized(np.arange(n), rivals, y)
     c, c_rival = own.T @ own / n, other.T @ other / n
     c = c + 1e-3 * np.trace(c) / p * np.eye(p)
     ratios, vectors = np.linalg.eig(np.linalg.solve(c, c_rival))
@@ -135,7 +144,9 @@ def test_jit_vmap_steps_and_missing_observations():
     filt = challenged()
     batch = jnp.stack([TESTS[:12], TESTS[12:24]])
     runs = jax.jit(jax.vmap(lambda o: kbr.filter(filt, o).weights))(batch)
-    np.testing.assert_allclose(runs[1], run_filter(filt, TESTS[12:24]).weights, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(
+        runs[1], run_filter(filt, TESTS[12:24]).weights, rtol=1e-6, atol=1e-9
+    )
 
     state, whole = filt.init(prior(-TRUTH[0])), run_filter(filt, TESTS, prior=prior(-TRUTH[0]))
     step = eqx.filter_jit(filt.step)
@@ -143,17 +154,26 @@ def test_jit_vmap_steps_and_missing_observations():
         state, belief = step(state, TESTS[t])
         np.testing.assert_allclose(belief.weights, whole.weights[t], rtol=1e-6, atol=1e-9)
     unseen, belief = filt.step(state, jnp.full(3, jnp.nan), observed=False)
-    assert unseen.doubt == state.doubt and not belief.restarted and bool(jnp.all(jnp.isfinite(belief.weights)))
+    assert (
+        unseen.doubt == state.doubt
+        and not belief.restarted
+        and bool(jnp.all(jnp.isfinite(belief.weights)))
+    )
     state, belief = filt.init_from_observation(TESTS[0])
     assert state.doubt == 0 and belief.weights.shape == (120,)
-    np.testing.assert_allclose(filt.predict(belief.weights, 2).weights, filt.base.predict(belief.weights, 2).weights)
+    np.testing.assert_allclose(
+        filt.predict(belief.weights, 2).weights, filt.base.predict(belief.weights, 2).weights
+    )
 
 
 def test_gradients_are_finite():
     filt = challenged()
 
     def loss(observations):
-        return jnp.sum(kbr.mean(filt.belief(kbr.filter(filt, observations, prior=prior(-TRUTH[0])).weights)) ** 2)
+        return jnp.sum(
+            kbr.mean(filt.belief(kbr.filter(filt, observations, prior=prior(-TRUTH[0])).weights))
+            ** 2
+        )
 
     assert bool(jnp.all(jnp.isfinite(jax.grad(loss)(TESTS[:30]))))
 
@@ -161,7 +181,9 @@ def test_gradients_are_finite():
 def test_an_observation_without_a_rival_leaves_everything_as_it_is():
     filt = fit(overlap=0.0)
     run = run_filter(filt, TESTS, prior=prior(-TRUTH[0]))
-    np.testing.assert_allclose(run.weights, run_filter(base(), TESTS, prior=prior(-TRUTH[0])).weights, rtol=1e-9)
+    np.testing.assert_allclose(
+        run.weights, run_filter(base(), TESTS, prior=prior(-TRUTH[0])).weights, rtol=1e-9
+    )
 
 
 @pytest.mark.parametrize(
@@ -186,6 +208,8 @@ def test_mistakes_are_errors(options, message):
 
 def test_features_must_be_vectors():
     with pytest.raises(ValueError, match="features"):
-        kbr.RivalFilter.fit(base(), lambda view: view[0], kbr.mean, kernel=kbr.Gaussian(0.4), regularizer=1e-5)
+        kbr.RivalFilter.fit(
+            base(), lambda view: view[0], kbr.mean, kernel=kbr.Gaussian(0.4), regularizer=1e-5
+        )
     with pytest.raises(ValueError, match="rivals"):
         kbr.Contrast.fit(kbr.Gaussian(0.4), STATES[:120], VIEWS, STATES[:100], regularizer=1e-3)

@@ -27,8 +27,8 @@ FORMS = ["a", "b", "importance"]
 CLEANING = [
     {},
     {"clip": True},
-    {"normalise": True},
-    {"clip": True, "truncation": 0.3, "normalise": True},
+    {"normalize": True},
+    {"clip": True, "truncation": 0.3, "normalize": True},
 ]
 
 
@@ -42,7 +42,7 @@ def gaussian(a, b, h):
 
 def gram_function(h, features):
     """The kernel of features, exact or Nystroem, as a function of two samples."""
-    if isinstance(features, kbr.ExactFeatures):
+    if isinstance(features, kbr.DenseGram):
         return lambda a, b: gaussian(a, b, h)
     active = np.asarray(features.landmarks.active)
     points = np.asarray(features.landmarks.points)[active]
@@ -76,11 +76,11 @@ def ridge(k):
     return k(X, X) + N * LAMBDA * np.eye(N)
 
 
-def numpy_clean(w, clip=False, truncation=0.0, normalise=False):
+def numpy_clean(w, clip=False, truncation=0.0, normalize=False):
     if clip:
         w = np.maximum(w, 0)
         w = np.where(w < truncation * w.max(), 0, w)
-    return w / w.sum() if normalise else w
+    return w / w.sum() if normalize else w
 
 
 def numpy_prior_weights(kx):
@@ -115,12 +115,13 @@ def single_and_batch(rule, expected):
 def test_condition(landmarks):
     model, kx, _ = fitted(landmarks)
     single_and_batch(
-        lambda q: kbr.condition(model, q).weights, lambda q: np.linalg.solve(ridge(kx), kx(X, q[None]))[:, 0]
+        lambda q: kbr.condition(model, q).weights,
+        lambda q: np.linalg.solve(ridge(kx), kx(X, q[None]))[:, 0],
     )
 
 
 @pytest.mark.parametrize("landmarks", LANDMARKS)
-def test_condition_centred(landmarks):
+def test_condition_centered(landmarks):
     model, kx, _ = fitted(landmarks)
     k, h = kx(X, X), np.eye(N) - 1 / N
 
@@ -131,10 +132,10 @@ def test_condition_centred(landmarks):
     def printed(q):
         return np.linalg.solve(h @ k + N * LAMBDA * np.eye(N), h @ kx(X, q[None])[:, 0])
 
-    single_and_batch(lambda q: kbr.condition_centred(model, q).weights, affine)
-    single_and_batch(lambda q: kbr.condition_centred(model, q, form="printed").weights, printed)
-    close(kbr.condition_centred(model, jnp.asarray(QUERIES)).mass, np.ones(3))
-    close(kbr.condition_centred(model, jnp.asarray(QUERIES), form="printed").mass, np.zeros(3))
+    single_and_batch(lambda q: kbr.condition_centered(model, q).weights, affine)
+    single_and_batch(lambda q: kbr.condition_centered(model, q, form="printed").weights, printed)
+    close(kbr.condition_centered(model, jnp.asarray(QUERIES)).mass, np.ones(3))
+    close(kbr.condition_centered(model, jnp.asarray(QUERIES), form="printed").mass, np.zeros(3))
 
 
 @pytest.mark.parametrize("landmarks", LANDMARKS)
@@ -161,19 +162,19 @@ def test_conditional_cross_covariance(landmarks):
     k, l = gaussian(Y, Y, H_Y), gaussian(z, z, 1.3)  # noqa: E741
     f, g = Y[:, 0] ** 2, np.cos(z[:, 0])
 
-    def centring(q):
+    def centering(q):
         beta = np.linalg.solve(ridge(kx), kx(X, q[None]))[:, 0]
         return np.diag(beta) - np.outer(beta, beta)
 
     def hs2(q):
-        return kbr.hilbert_schmidt2(kbr.conditional_cross_covariance(model, q))
+        return kbr.squared_hs_norm(kbr.conditional_cross_covariance(model, q))
 
     def cov(q):
         operator = kbr.conditional_cross_covariance(model, q)
         return kbr.covariance(operator, lambda y: y[0] ** 2, lambda z: jnp.cos(z[0]))
 
-    single_and_batch(hs2, lambda q: np.trace(centring(q) @ k @ centring(q) @ l))
-    single_and_batch(cov, lambda q: f @ centring(q) @ g)
+    single_and_batch(hs2, lambda q: np.trace(centering(q) @ k @ centering(q) @ l))
+    single_and_batch(cov, lambda q: f @ centering(q) @ g)
 
 
 def test_a_constant_has_no_cross_covariance():
@@ -181,7 +182,7 @@ def test_a_constant_has_no_cross_covariance():
     operator = kbr.conditional_cross_covariance(cross_model(np.ones((N, 1))), jnp.asarray(QUERIES))
     mass = jnp.sum(operator.weights, axis=-1, keepdims=True)
     operator = eqx.tree_at(lambda c: c.weights, operator, operator.weights / mass)
-    close(kbr.hilbert_schmidt2(operator), np.zeros(3), atol=1e-14)
+    close(kbr.squared_hs_norm(operator), np.zeros(3), atol=1e-14)
     close(kbr.covariance(operator, lambda y: y[0], lambda z: z[0]), np.zeros(3), atol=1e-14)
 
 
@@ -224,7 +225,15 @@ def test_importance_always_clips():
     assert w.min() < -1e-3, "the case must have negative prior weights"
     query = jnp.asarray(QUERIES[0])
     left, right = (
-        kbr.bayes_rule(model, prior_of(), query, regularizer=DELTA, form="importance", clip=clip, truncation=0.1)
+        kbr.bayes_rule(
+            model,
+            prior_of(),
+            query,
+            regularizer=DELTA,
+            form="importance",
+            clip=clip,
+            truncation=0.1,
+        )
         for clip in (False, True)
     )
     close(left.weights, right.weights, 0, 0)
@@ -234,7 +243,9 @@ def test_importance_always_clips():
 @pytest.mark.parametrize("form", FORMS)
 def test_all_points_as_landmarks_are_exact(form):
     posteriors = [
-        kbr.bayes_rule(fit(landmarks), prior_of(), jnp.asarray(QUERIES), regularizer=DELTA, form=form).weights
+        kbr.bayes_rule(
+            fit(landmarks), prior_of(), jnp.asarray(QUERIES), regularizer=DELTA, form=form
+        ).weights
         for landmarks in (None, N)
     ]
     close(posteriors[1], posteriors[0])
@@ -243,16 +254,28 @@ def test_all_points_as_landmarks_are_exact(form):
 @pytest.mark.parametrize(
     "weights, options, expected",
     [
-        ([0.5, -0.2, 0.1], {"clip": False, "truncation": 0.0, "normalise": False}, [0.5, -0.2, 0.1]),
-        ([0.5, -0.2, 0.1], {"clip": True, "truncation": 0.0, "normalise": False}, [0.5, 0.0, 0.1]),
-        ([0.5, -0.2, 0.1], {"clip": True, "truncation": 0.2, "normalise": False}, [0.5, 0.0, 0.1]),
-        ([0.5, -0.2, 0.1], {"clip": True, "truncation": 0.21, "normalise": False}, [0.5, 0.0, 0.0]),
-        ([0.5, -0.2, 0.1], {"clip": True, "truncation": 0.21, "normalise": True}, [1.0, 0.0, 0.0]),
-        ([0.5, -0.2, 0.1], {"clip": True, "truncation": 0.0, "normalise": True}, [5 / 6, 0.0, 1 / 6]),
-        ([0.5, -0.2, 0.1], {"clip": False, "truncation": 0.0, "normalise": True}, [1.25, -0.5, 0.25]),
-        ([-0.5, -0.2, -0.1], {"clip": True, "truncation": 0.3, "normalise": False}, [1 / 3] * 3),
-        ([0.0, 0.0, 0.0], {"clip": True, "truncation": 0.3, "normalise": True}, [1 / 3] * 3),
-        ([3.0], {"clip": True, "truncation": 0.9, "normalise": True}, [1.0]),
+        (
+            [0.5, -0.2, 0.1],
+            {"clip": False, "truncation": 0.0, "normalize": False},
+            [0.5, -0.2, 0.1],
+        ),
+        ([0.5, -0.2, 0.1], {"clip": True, "truncation": 0.0, "normalize": False}, [0.5, 0.0, 0.1]),
+        ([0.5, -0.2, 0.1], {"clip": True, "truncation": 0.2, "normalize": False}, [0.5, 0.0, 0.1]),
+        ([0.5, -0.2, 0.1], {"clip": True, "truncation": 0.21, "normalize": False}, [0.5, 0.0, 0.0]),
+        ([0.5, -0.2, 0.1], {"clip": True, "truncation": 0.21, "normalize": True}, [1.0, 0.0, 0.0]),
+        (
+            [0.5, -0.2, 0.1],
+            {"clip": True, "truncation": 0.0, "normalize": True},
+            [5 / 6, 0.0, 1 / 6],
+        ),
+        (
+            [0.5, -0.2, 0.1],
+            {"clip": False, "truncation": 0.0, "normalize": True},
+            [1.25, -0.5, 0.25],
+        ),
+        ([-0.5, -0.2, -0.1], {"clip": True, "truncation": 0.3, "normalize": False}, [1 / 3] * 3),
+        ([0.0, 0.0, 0.0], {"clip": True, "truncation": 0.3, "normalize": True}, [1 / 3] * 3),
+        ([3.0], {"clip": True, "truncation": 0.9, "normalize": True}, [1.0]),
     ],
 )
 def test_cleaning_of_weights(weights, options, expected):
@@ -267,7 +290,9 @@ def test_cleaning_of_weights(weights, options, expected):
 
 def test_gradient_of_cleaning_is_that_of_the_kept_weights():
     weights = jnp.asarray([0.5, -0.2, 0.01, 0.3])
-    jacobian = jax.jacobian(lambda w: kbr.clean_weights(w, clip=True, truncation=0.1, normalise=False))(weights)
+    jacobian = jax.jacobian(
+        lambda w: kbr.clean_weights(w, clip=True, truncation=0.1, normalize=False)
+    )(weights)
     close(jacobian, np.diag([1.0, 0.0, 0.0, 1.0]))
 
 
@@ -301,24 +326,32 @@ def rule_scalars(p, landmarks):
     prior = kbr.Embedding(kx, jnp.asarray(PRIOR_X), p["prior_weights"])
 
     def bayes(form, **cleaning):
-        posterior = kbr.bayes_rule(model, prior, q, regularizer=p["posterior_regularizer"], form=form, **cleaning)
+        posterior = kbr.bayes_rule(
+            model, prior, q, regularizer=p["posterior_regularizer"], form=form, **cleaning
+        )
         return jnp.sum(posterior.weights @ c[: posterior.weights.shape[-1]])
 
     return {
         "condition": jnp.sum(kbr.condition(model, q).weights @ c),
-        "condition_centred_affine": jnp.sum(kbr.condition_centred(model, q).weights @ c),
-        "condition_centred_printed": jnp.sum(kbr.condition_centred(model, q, form="printed").weights @ c),
+        "condition_centred_affine": jnp.sum(kbr.condition_centered(model, q).weights @ c),
+        "condition_centred_printed": jnp.sum(
+            kbr.condition_centered(model, q, form="printed").weights @ c
+        ),
         "conditional_expectation": jnp.sum(kbr.conditional_expectation(model, lambda y: y**3, q)),
-        "conditional_cross_covariance": jnp.sum(kbr.hilbert_schmidt2(kbr.conditional_cross_covariance(pairs, q))),
+        "conditional_cross_covariance": jnp.sum(
+            kbr.squared_hs_norm(kbr.conditional_cross_covariance(pairs, q))
+        ),
         "sum_rule_a": kbr.squared_norm(kbr.sum_rule(model, prior)),
-        "sum_rule_b": kbr.hilbert_schmidt2(kbr.cross_covariance(kbr.sum_rule(model, prior, form="b"))),
+        "sum_rule_b": kbr.squared_hs_norm(
+            kbr.cross_covariance(kbr.sum_rule(model, prior, form="b"))
+        ),
         "chain_rule_a": jnp.sum(kbr.chain_rule(model, prior, form="a").weights @ c),
         "chain_rule_b": kbr.chain_rule(model, prior, form="b").weights @ c,
         "bayes_rule_a": bayes("a"),
         "bayes_rule_b": bayes("b"),
         "bayes_rule_importance": bayes("importance"),
-        "bayes_rule_a_normalised": bayes("a", normalise=True),
-        "bayes_rule_b_cleaned": bayes("b", clip=True, truncation=0.1, normalise=True),
+        "bayes_rule_a_normalized": bayes("a", normalize=True),
+        "bayes_rule_b_cleaned": bayes("b", clip=True, truncation=0.1, normalize=True),
     }
 
 
@@ -344,7 +377,11 @@ def compiled(landmarks):
 def differences(landmarks, name):
     """Derivative of every scalar along a direction of one parameter, by differences of the fourth order."""
     base, h = parameters(), 1e-4
-    direction = np.random.default_rng(1).normal(size=base[name].shape) if base[name].ndim else np.asarray(1.0)
+    direction = (
+        np.random.default_rng(1).normal(size=base[name].shape)
+        if base[name].ndim
+        else np.asarray(1.0)
+    )
 
     def at(t):
         return np.asarray(compiled(landmarks)({**base, name: base[name] + t * direction})[1])
@@ -375,8 +412,13 @@ def degenerate_loss(p, landmarks):
     options = {"landmarks_x": landmarks, "landmarks_y": landmarks}
     model = kbr.fit_conditional(kx, ky, p["x"], p["y"], regularizer=p["regularizer"], **options)
     prior = kbr.Embedding(kx, p["x"], jnp.full(len(p["x"]), 1 / len(p["x"])))
-    posteriors = [kbr.bayes_rule(model, prior, p["y"][0], regularizer=p["regularizer"], form=form) for form in FORMS]
-    return sum(kbr.squared_norm(q) for q in posteriors) + jnp.sum(kbr.condition_centred(model, p["x"]).weights ** 2)
+    posteriors = [
+        kbr.bayes_rule(model, prior, p["y"][0], regularizer=p["regularizer"], form=form)
+        for form in FORMS
+    ]
+    return sum(kbr.squared_norm(q) for q in posteriors) + jnp.sum(
+        kbr.condition_centered(model, p["x"]).weights ** 2
+    )
 
 
 @pytest.mark.parametrize("landmarks", [None, 3])
@@ -391,7 +433,12 @@ def degenerate_loss(p, landmarks):
     ids=["duplicates", "all equal", "constant y", "one point"],
 )
 def test_gradients_are_finite_on_degenerate_samples(x, y, landmarks):
-    p = {"h": jnp.asarray(0.7), "regularizer": jnp.asarray(1e-4), "x": jnp.asarray(x), "y": jnp.asarray(y)}
+    p = {
+        "h": jnp.asarray(0.7),
+        "regularizer": jnp.asarray(1e-4),
+        "x": jnp.asarray(x),
+        "y": jnp.asarray(y),
+    }
     for leaf in jax.tree.leaves(degenerate_loss(p, landmarks)):
         assert np.all(np.isfinite(leaf))
 
@@ -403,7 +450,9 @@ def test_rank_deficient_grams(landmarks):
 
     def weights(regularizer):
         kernel = kbr.Linear()
-        model = kbr.fit_conditional(kernel, kernel, x, y, regularizer=regularizer, landmarks_x=landmarks)
+        model = kbr.fit_conditional(
+            kernel, kernel, x, y, regularizer=regularizer, landmarks_x=landmarks
+        )
         return kbr.condition(model, jnp.asarray(QUERIES)).weights
 
     expected = QUERIES @ np.linalg.inv(X.T @ X + N * lam * np.eye(2)) @ X.T
@@ -420,11 +469,13 @@ def test_rank_deficient_grams(landmarks):
 def rules_of_a_query(model, prior):
     return {
         "condition": lambda q: kbr.condition(model, q).weights,
-        "affine": lambda q: kbr.condition_centred(model, q).weights,
-        "printed": lambda q: kbr.condition_centred(model, q, form="printed").weights,
+        "affine": lambda q: kbr.condition_centered(model, q).weights,
+        "printed": lambda q: kbr.condition_centered(model, q, form="printed").weights,
         "expectation": lambda q: kbr.conditional_expectation(model, lambda y: y[0] * y, q),
         **{
-            f"bayes {form}": lambda q, form=form: kbr.bayes_rule(model, prior, q, regularizer=DELTA, form=form).weights
+            f"bayes {form}": lambda q, form=form: (
+                kbr.bayes_rule(model, prior, q, regularizer=DELTA, form=form).weights
+            )
             for form in FORMS
         },
     }
@@ -475,7 +526,9 @@ def test_bayes_rule_under_vmap_over_priors():
     model, query = fit(), jnp.asarray(QUERIES[0])
 
     def posterior(weights):
-        return kbr.bayes_rule(model, kbr.Embedding(KX, jnp.asarray(PRIOR_X), weights), query, regularizer=DELTA).weights
+        return kbr.bayes_rule(
+            model, kbr.Embedding(KX, jnp.asarray(PRIOR_X), weights), query, regularizer=DELTA
+        ).weights
 
     each = [posterior(jnp.asarray(w)) for w in BATCH_OF_PRIORS]
     close(jax.vmap(posterior)(jnp.asarray(BATCH_OF_PRIORS)), jnp.stack(each), rtol=1e-10)
@@ -483,7 +536,10 @@ def test_bayes_rule_under_vmap_over_priors():
 
 @pytest.mark.parametrize("landmarks", [None, kbr.given_landmarks(jnp.asarray(QUERIES))])
 def test_the_order_of_the_sample_does_not_matter(landmarks):
-    order, prior_order = np.random.default_rng(2).permutation(N), np.random.default_rng(3).permutation(M)
+    order, prior_order = (
+        np.random.default_rng(2).permutation(N),
+        np.random.default_rng(3).permutation(M),
+    )
     model, permuted = fit(landmarks), fit(landmarks, X[order], Y[order])
     prior = prior_of()
     other = kbr.embed(KX, jnp.asarray(PRIOR_X[prior_order]), jnp.asarray(ALPHA[prior_order]))
@@ -514,13 +570,22 @@ def gaussian_prior(kernel):
     """A prior on other points, and its mean and variance."""
     points, weights = np.array([[-1.0], [0.2], [0.9], [1.6]]), np.array([0.2, 0.1, 0.4, 0.3])
     mean = weights @ points[:, 0]
-    return kbr.embed(kernel, jnp.asarray(points), jnp.asarray(weights)), mean, weights @ (points[:, 0] - mean) ** 2
+    return (
+        kbr.embed(kernel, jnp.asarray(points), jnp.asarray(weights)),
+        mean,
+        weights @ (points[:, 0] - mean) ** 2,
+    )
 
 
 @pytest.mark.parametrize("landmarks", [None, 3])
 def test_linear_kernels_do_ridge_regression(landmarks):
     model = kbr.fit_conditional(
-        kbr.Linear(), kbr.Linear(), jnp.asarray(X), jnp.asarray(Y), regularizer=LAMBDA, landmarks_x=landmarks
+        kbr.Linear(),
+        kbr.Linear(),
+        jnp.asarray(X),
+        jnp.asarray(Y),
+        regularizer=LAMBDA,
+        landmarks_x=landmarks,
     )
     slope = np.linalg.solve(X.T @ X / N + LAMBDA * np.eye(2), X.T @ Y / N)
     close(kbr.conditional_expectation(model, lambda y: y, jnp.asarray(QUERIES)), QUERIES @ slope)
@@ -532,12 +597,17 @@ def test_linear_kernels_do_ridge_regression(landmarks):
 def test_the_affine_form_is_regression_with_an_intercept(landmarks):
     x, y = X + 3.0, Y - 2.0
     model = kbr.fit_conditional(
-        kbr.Linear(), kbr.Linear(), jnp.asarray(x), jnp.asarray(y), regularizer=LAMBDA, landmarks_x=landmarks
+        kbr.Linear(),
+        kbr.Linear(),
+        jnp.asarray(x),
+        jnp.asarray(y),
+        regularizer=LAMBDA,
+        landmarks_x=landmarks,
     )
     cx, cy = x - x.mean(0), y - y.mean(0)
     slope = np.linalg.solve(cx.T @ cx / N + LAMBDA * np.eye(2), cx.T @ cy / N)
     expected = y.mean(0) + (QUERIES - x.mean(0)) @ slope
-    embedding = kbr.condition_centred(model, jnp.asarray(QUERIES))
+    embedding = kbr.condition_centered(model, jnp.asarray(QUERIES))
     close(kbr.expectation(embedding, lambda y: y), expected)
 
 
@@ -555,7 +625,11 @@ def test_the_rules_carry_moments_exactly(landmarks):
     close(kbr.mean(predicted), [SLOPE * mean], 1e-7)
     close(kbr.expectation(predicted, lambda y: y[0] ** 2), total + (SLOPE * mean) ** 2, 1e-7)
     squares = kbr.sum_rule(model, prior, form="b")
-    close(kbr.joint_expectation(squares, lambda y: y[0], lambda y: y[0]), total + (SLOPE * mean) ** 2, 1e-7)
+    close(
+        kbr.joint_expectation(squares, lambda y: y[0], lambda y: y[0]),
+        total + (SLOPE * mean) ** 2,
+        1e-7,
+    )
     for form in ("a", "b"):
         joint = kbr.chain_rule(model, prior, form=form)
         product = kbr.joint_expectation(joint, lambda x: x[0], lambda y: y[0])
@@ -593,7 +667,11 @@ def test_bayes_rule_with_the_training_marginal_is_the_conditional_mean():
     expected = x.mean() + moments[0, 1] / moments[1, 1] * (observed[:, 0] - y.mean())
     for form in FORMS:
         posterior = kbr.bayes_rule(
-            model, kbr.embed(QUADRATIC, jnp.asarray(x)), jnp.asarray(observed), regularizer=1e-10, form=form
+            model,
+            kbr.embed(QUADRATIC, jnp.asarray(x)),
+            jnp.asarray(observed),
+            regularizer=1e-10,
+            form=form,
         )
         close(kbr.expectation(posterior, lambda x: x[0]), expected, 1e-4)
 
@@ -604,7 +682,9 @@ def test_bayes_rule_with_the_training_marginal_is_the_conditional_mean():
 def random_table(seed, rows=3, columns=4):
     """Positive counts of 40 pairs, the sample that has them, and a prior over the rows."""
     rng = np.random.default_rng(seed)
-    counts = 1 + rng.multinomial(40 - rows * columns, rng.dirichlet(np.ones(rows * columns))).reshape(rows, columns)
+    counts = 1 + rng.multinomial(
+        40 - rows * columns, rng.dirichlet(np.ones(rows * columns))
+    ).reshape(rows, columns)
     x, y = np.nonzero(counts)
     repeats = counts[x, y]
     return counts, np.repeat(x, repeats), np.repeat(y, repeats), rng.dirichlet(np.ones(rows) * 3)
@@ -626,7 +706,7 @@ def test_tables(seed, landmarks):
     prior = kbr.embed(delta, jnp.arange(3), jnp.asarray(pi))
     ix, iy = indicators(x, 3), indicators(y, 4)
     close(kbr.condition(model, jnp.arange(3)).weights @ iy, likelihood, atol=1e-8)
-    close(kbr.condition_centred(model, jnp.arange(3)).weights @ iy, likelihood, atol=1e-8)
+    close(kbr.condition_centered(model, jnp.arange(3)).weights @ iy, likelihood, atol=1e-8)
     close(kbr.sum_rule(model, prior).weights @ iy, joint.sum(0), atol=1e-8)
     close(ix.T @ (np.asarray(kbr.chain_rule(model, prior).weights)[:, None] * iy), joint, atol=1e-8)
     close(kbr.chain_rule(model, prior, form="a").weights @ iy, joint, atol=1e-8)

@@ -62,8 +62,10 @@ def fit(**options):
 
 @functools.cache
 def moments():
-    centres = kbr.given_landmarks(STATES[:3])
-    maps = kbr.moment_maps(G, G, centres, kbr.given_landmarks(VIEWS[:3]), cells=kbr.soft_cells(G, centres))
+    centers = kbr.given_landmarks(STATES[:3])
+    maps = kbr.moment_maps(
+        G, G, centers, kbr.given_landmarks(VIEWS[:3]), cells=kbr.soft_partition(G, centers)
+    )
     return kbr.collect_moments(maps, STATES[:-1], VIEWS, STATES[1:])
 
 
@@ -74,26 +76,58 @@ def moment_filter():
 def rival_filter():
     """Put together by hand: what a fit computes does not matter here, and it compiles for seconds."""
     base, number = bayes_filter(), jnp.asarray(0.5)
-    contrast = kbr.Contrast(G, STATES, VIEWS[0], VIEWS.T[:, :2], VIEWS[0, :2], STATES, jnp.eye(N + 1), number, number)
+    contrast = kbr.Contrast(
+        G, STATES, VIEWS[0], VIEWS.T[:, :2], VIEWS[0, :2], STATES, jnp.eye(N + 1), number, number
+    )
     features = jax.tree_util.Partial(own_features)
     return kbr.RivalFilter(
-        base.states, base.observations, base, contrast, features, kbr.mean, number, number, jnp.asarray(1.0)
+        base.states,
+        base.observations,
+        base,
+        contrast,
+        features,
+        kbr.mean,
+        number,
+        number,
+        jnp.asarray(1.0),
     )
 
 
 def fourier_maps():
-    return kbr.moment_maps(G, G, *(kbr.fourier_frequencies(G, 2, rank=4, key=jax.random.key(i)) for i in range(2)))
+    return kbr.moment_maps(
+        G, G, *(kbr.random_fourier(G, 2, rank=4, key=jax.random.key(i)) for i in range(2))
+    )
 
 
 def adam_state():
     params = {"bandwidth": jnp.asarray(0.5), "ridges": (jnp.ones(2), None)}
-    return optax.chain(optax.clip_by_global_norm(1.0), optax.adam(optax.linear_schedule(0.1, 0.0, 9))).init(params)
+    return optax.chain(
+        optax.clip_by_global_norm(1.0), optax.adam(optax.linear_schedule(0.1, 0.0, 9))
+    ).init(params)
 
 
 #: Everything that can be saved, made on demand.
 CASES = {
-    "numbers": lambda: [None, True, 3, -0.5, 1e300, float("inf"), 2**80, "text ä", (), [], {}, (1, [2])],
-    "dict": lambda: {"b": 1, "a": (jnp.ones(2),), "": {2: [STATES], 1: None}, "pairs": {(1, "x"): 2}},
+    "numbers": lambda: [
+        None,
+        True,
+        3,
+        -0.5,
+        1e300,
+        float("inf"),
+        2**80,
+        "text ä",
+        (),
+        [],
+        {},
+        (1, [2]),
+    ],
+    "dict": lambda: {
+        "b": 1,
+        "a": (jnp.ones(2),),
+        "": {2: [STATES], 1: None},
+        "pairs": {(1, "x"): 2},
+    },
     "kernels": lambda: [
         kbr.Gaussian(jnp.asarray([0.5, 2.0])),
         kbr.Polynomial(3, 0.5, 2.0),
@@ -103,18 +137,27 @@ CASES = {
         kbr.Precomputed(jnp.eye(3)),
     ],
     "composed kernel": lambda: 2.0 * (G + kbr.Laplace(1.0) * kbr.Linear()),
-    "kernels of parts": lambda: kbr.TensorProduct((G, kbr.DirectSum((kbr.Delta(), kbr.Matern32(1.0))))),
+    "kernels of parts": lambda: kbr.TensorProduct(
+        (G, kbr.DirectSum((kbr.Delta(), kbr.Matern32(1.0))))
+    ),
     "own function as kernel": lambda: kbr.embed(own_kernel, STATES).kernel,
     "kernel class": lambda: OwnKernel(jnp.asarray(2.0)),
-    "kernel object as function": lambda: kbr.embed(eqx.tree_at(lambda k: k.power, OwnKernel(1.0), 2.0), STATES),
+    "kernel object as function": lambda: kbr.embed(
+        eqx.tree_at(lambda k: k.power, OwnKernel(1.0), 2.0), STATES
+    ),
     "named tuple": lambda: Pair(STATES, (None, Pair(1, "x"))),
     "embedding": lambda: kbr.embed(kbr.TensorProduct((G, kbr.Linear())), (STATES, STATES)),
-    "joint embedding": lambda: kbr.joint_embed(G, kbr.Linear(), STATES[:-1], VIEWS),
+    "joint embedding": lambda: kbr.embed_joint(G, kbr.Linear(), STATES[:-1], VIEWS),
     "conditional": lambda: kbr.fit_conditional(
         G, G, STATES[:-1], VIEWS, regularizer=0.1, landmarks_x=kbr.given_landmarks(STATES[:3])
     ),
     "conjugate gradients": lambda: kbr.fit_conditional(
-        G, G, STATES[:-1], VIEWS, regularizer=0.1, solver=kbr.ConjugateGradient(rank=0, tolerance=1e-6)
+        G,
+        G,
+        STATES[:-1],
+        VIEWS,
+        regularizer=0.1,
+        solver=kbr.ConjugateGradient(rank=0, tolerance=1e-6),
     ),
     "random features": fourier_maps,
     "landmarks": lambda: kbr.Landmarks(STATES[:3], jnp.asarray([True, False, True])),
@@ -122,19 +165,40 @@ CASES = {
     "moment model": lambda: kbr.fit_moments(moments(), regularizer=0.1),
     "moment filter": moment_filter,
     "filter": bayes_filter,
-    "filter with options": lambda: fit(recovery=kbr.Recovery(0.1), max_active=3, mask=jnp.arange(N + 1) < 6),
+    "filter with options": lambda: fit(
+        recovery=kbr.Recovery(0.1), max_active=3, mask=jnp.arange(N + 1) < 6
+    ),
     "rival filter": rival_filter,
-    "posterior": lambda: kbr.fit_posterior(G, G, kbr.Simulations(STATES[:-1], VIEWS), regularizer=0.1),
+    "posterior": lambda: kbr.fit_posterior(
+        G, G, kbr.Simulations(STATES[:-1], VIEWS), regularizer=0.1
+    ),
     "approximate filter": lambda: kbr.ApproximateFilter.fit(G, G, STATES, VIEWS, regularizer=0.1),
     "state": lambda: bayes_filter().init(),
-    "optimiser state": adam_state,
+    "optimizer state": adam_state,
     "function": lambda: (kbr.mean, kbr.KernelBayesFilter.fit, moments().maps.function),
     "partial": lambda: jax.tree_util.Partial(kbr.clean_weights, STATES[0], clip=True),
     "structure": lambda: jax.tree.structure({"a": (1, None), "b": kbr.Gaussian(1.0)}),
-    "numpy": lambda: [np.arange(3), np.float32(2.5), np.asfortranarray(np.ones((2, 3))), np.bool_(True), np.array(1j)],
+    "numpy": lambda: [
+        np.arange(3),
+        np.float32(2.5),
+        np.asfortranarray(np.ones((2, 3))),
+        np.bool_(True),
+        np.array(1j),
+    ],
     "empty array": lambda: jnp.zeros((0, 3)),
 }
-DTYPES = ["bfloat16", "float16", "float32", "float64", "complex64", "complex128", "bool", "int8", "uint32", "int4"]
+DTYPES = [
+    "bfloat16",
+    "float16",
+    "float32",
+    "float64",
+    "complex64",
+    "complex128",
+    "bool",
+    "int8",
+    "uint32",
+    "int4",
+]
 
 
 def assert_same(got, want):
@@ -201,10 +265,12 @@ def test_nan_and_signed_zeros(tmp_path):
 
 
 def test_optimiser_continues(tmp_path):
-    optimiser, params = optax.adam(1e-2), jnp.ones(3)
+    optimizer, params = optax.adam(1e-2), jnp.ones(3)
     with jax.numpy_dtype_promotion("standard"):
-        state = optimiser.update(params, optimiser.init(params))[1]
-        assert_same(optimiser.update(params, round_trip(tmp_path, state)), optimiser.update(params, state))
+        state = optimizer.update(params, optimizer.init(params))[1]
+        assert_same(
+            optimizer.update(params, round_trip(tmp_path, state)), optimizer.update(params, state)
+        )
 
 
 def test_a_shared_array_is_stored_and_loaded_once(tmp_path):
@@ -228,7 +294,11 @@ def test_the_file_holds_arrays_and_text_and_no_pickle(tmp_path):
                 np.lib.format.read_array(file, allow_pickle=False)
         assert b"pickle" not in archive.read("structure.json")
         header = json.loads(archive.read("structure.json"))
-    assert (header["format"], header["version"], header["functions"]) == ("kbr_jax tree", 1, ["features"])
+    assert (header["format"], header["version"], header["functions"]) == (
+        "kbr_jax tree",
+        1,
+        ["features"],
+    )
     assert header["tree"]["object"][1]["decode"] == {"function": "kbr_jax:mean"}
     assert os.listdir(tmp_path) == ["rival.any"]
 
@@ -274,7 +344,10 @@ def test_loaded_in_another_process(tmp_path):
 #: What cannot be saved, and what the message says: where it is, what it is, what to do.
 REFUSED = {
     "lambda": (lambda: {"f": lambda x: x}, r"`tree\['f'\]` is .*<lambda>.*functions="),
-    "kernel": (lambda: kbr.embed(own_kernel, STATES), r"`tree.kernel.static\[0\]` is own_kernel.*functions="),
+    "kernel": (
+        lambda: kbr.embed(own_kernel, STATES),
+        r"`tree.kernel.static\[0\]` is own_kernel.*functions=",
+    ),
     "features": (rival_filter, r"`tree.features\[0\]` is own_features"),
     "class": (lambda: (1, OwnKernel(jnp.ones(()))), r"`tree\[1\]` is an object of .*OwnKernel"),
     "named tuple": (lambda: Pair(1, 2), "`tree` is an object of .*Pair"),
@@ -298,16 +371,22 @@ def test_what_cannot_be_saved(name, tmp_path):
 def test_traced_values_are_refused(tmp_path):
     for transform in (jax.jit, jax.grad, jax.vmap):
         with pytest.raises(ValueError, match=r"`tree\.bandwidth` is traced .* outside `jit`"):
-            transform(lambda h: save(tmp_path / "file", eqx.tree_at(lambda k: k.bandwidth, G, h)))(jnp.ones(1))
+            transform(lambda h: save(tmp_path / "file", eqx.tree_at(lambda k: k.bandwidth, G, h)))(
+                jnp.ones(1)
+            )
 
 
 def test_functions_of_the_user_are_asked_for(tmp_path):
     path = tmp_path / "file"
     tree = (kbr.embed(own_kernel, STATES), OwnKernel(jnp.ones(())))
     save(path, tree, functions=OWN)
-    with pytest.raises(ValueError, match=r"functions of yours, \['OwnKernel', 'kernel'\]: `load\(path, functions="):
+    with pytest.raises(
+        ValueError, match=r"functions of yours, \['OwnKernel', 'kernel'\]: `load\(path, functions="
+    ):
         load(path)
-    other = load(path, functions={"kernel": own_features, "OwnKernel": OwnKernel, "unused": kbr.mean})
+    other = load(
+        path, functions={"kernel": own_features, "OwnKernel": OwnKernel, "unused": kbr.mean}
+    )
     assert other[0].kernel.static == (own_features,)
     with pytest.raises(ValueError, match="has the fields"):
         load(path, functions={"kernel": own_kernel, "OwnKernel": Pair})
@@ -317,7 +396,9 @@ def test_64_bits_are_not_cut(tmp_path):
     save(tmp_path / "wide", [STATES, np.ones(2)])
     save(tmp_path / "narrow", [STATES.astype("float32"), np.ones(2)])
     with jax.enable_x64(False):
-        with pytest.raises(ValueError, match=r"wide` cannot be loaded: it holds float64 arrays.*jax_enable_x64"):
+        with pytest.raises(
+            ValueError, match=r"wide` cannot be loaded: it holds float64 arrays.*jax_enable_x64"
+        ):
             load(tmp_path / "wide")
         assert [leaf.dtype for leaf in load(tmp_path / "narrow")] == ["float32", "float64"]
 
@@ -333,7 +414,10 @@ def entry(**changes):
 #: Files that are not to be trusted: what is put in place of the structure, and what the message says.
 FORGED = {
     "other format": (lambda header: header.update(format="other"), "`save` did not write it"),
-    "newer version": (lambda header: header.update(version=2, library="9.9"), "newer kbr_jax, version 9.9.*update"),
+    "newer version": (
+        lambda header: header.update(version=2, library="9.9"),
+        "newer kbr_jax, version 9.9.*update",
+    ),
     "no version": (lambda header: header.pop("version"), "damaged"),
     "wrong version": (lambda header: header.update(version="x"), "damaged"),
     "wrong shape": (entry(shape=[3]), r"damaged: array 0 is float64\[\]"),
@@ -346,9 +430,18 @@ FORGED = {
     "two kinds": (tree_of({"array": 0, "tuple": []}), "cannot be loaded"),
     "key": (tree_of({"key": ["threefry2x32", {"array": 0}]}), "damaged"),
     "unknown generator": (tree_of({"key": ["other", {"array": 0}]}), "cannot be loaded"),
-    "deep": (tree_of(functools.reduce(lambda node, _: [node], range(900), 1)), "damaged.*recursion"),
-    "unknown class": (tree_of({"object": ["kbr_jax:Gauss", {}]}), "kbr_jax:Gauss is unknown here.*version"),
-    "moved class": (tree_of({"object": ["kbr_jax.gone:Gaussian", {}]}), "kbr_jax.gone:Gaussian is unknown"),
+    "deep": (
+        tree_of(functools.reduce(lambda node, _: [node], range(900), 1)),
+        "damaged.*recursion",
+    ),
+    "unknown class": (
+        tree_of({"object": ["kbr_jax:Gauss", {}]}),
+        "kbr_jax:Gauss is unknown here.*version",
+    ),
+    "moved class": (
+        tree_of({"object": ["kbr_jax.gone:Gaussian", {}]}),
+        "kbr_jax.gone:Gaussian is unknown",
+    ),
     "other fields": (
         tree_of({"object": ["kbr_jax:Gaussian", {"sigma": {"array": 0}}]}),
         r"\['bandwidth'\] here and \['sigma'\] in the file",

@@ -19,11 +19,15 @@ LABELS = jnp.asarray([0] * 60 + [1] * 30 + [2] * 9 + [3])
 @jax.jit
 def trace(landmarks, points=X, kernel=KERNEL):
     """Trace of what the Nystroem approximation of these landmarks leaves of the Gram matrix."""
-    return jnp.sum(kbr.diagonal(kernel, points)) - jnp.sum(landmark_features(kernel, points, landmarks).codes ** 2)
+    return jnp.sum(kbr.diagonal(kernel, points)) - jnp.sum(
+        landmark_features(kernel, points, landmarks).matrix ** 2
+    )
 
 
 def distinct(landmarks):
-    return len({row.tobytes() for row in np.asarray(landmarks.points)[np.asarray(landmarks.active)]})
+    return len(
+        {row.tobytes() for row in np.asarray(landmarks.points)[np.asarray(landmarks.active)]}
+    )
 
 
 # Blocks
@@ -48,7 +52,9 @@ def test_tiles_do_not_change_the_decomposition(key, monkeypatch):
     monkeypatch.setattr(_selection, "_TILE", 128)
     monkeypatch.setattr(_selection, "_GROUP", 8)
     key = None if key is None else jax.random.key(key)
-    result = kbr.incomplete_cholesky(KERNEL, X, rank=43, key=key, block=7)  # a shape that no other test has compiled
+    result = kbr.incomplete_cholesky(
+        KERNEL, X, rank=43, key=key, block=7
+    )  # a shape that no other test has compiled
     pivots = np.asarray(result.pivots)
     nystroem = GRAM[:, pivots] @ np.linalg.solve(GRAM[np.ix_(pivots, pivots)], GRAM[pivots])
     assert np.all(result.active)
@@ -57,7 +63,9 @@ def test_tiles_do_not_change_the_decomposition(key, monkeypatch):
     # It stops at the column where the tolerance is met, in the middle of a block.
     left = N - np.cumsum(np.sum(np.asarray(result.factor) ** 2, axis=0))
     just_below = float(left[38] - 1e-6 * (left[38] - left[39]))
-    stopped = kbr.incomplete_cholesky(KERNEL, X, rank=43, key=key, block=7, tolerance=just_below / N)
+    stopped = kbr.incomplete_cholesky(
+        KERNEL, X, rank=43, key=key, block=7, tolerance=just_below / N
+    )
     assert np.sum(stopped.active) == 40
 
 
@@ -68,10 +76,17 @@ def test_blocks_leave_about_the_same_trace():
     assert blocked < 1.1 * greedy
     keys = jax.random.split(jax.random.key(1), 30)
     random = [
-        np.mean([np.sum(kbr.incomplete_cholesky(KERNEL, X, rank=100, key=k, block=b).residual) for k in keys])
+        np.mean(
+            [
+                np.sum(kbr.incomplete_cholesky(KERNEL, X, rank=100, key=k, block=b).residual)
+                for k in keys
+            ]
+        )
         for b in (1, block)
     ]
-    rejection = np.mean([trace(kbr.random_landmarks(KERNEL, X, rank=100, key=k, block=block)) for k in keys])
+    rejection = np.mean(
+        [trace(kbr.rpcholesky_landmarks(KERNEL, X, rank=100, key=k, block=block)) for k in keys]
+    )
     np.testing.assert_allclose([random[1], rejection], random[0], rtol=0.03)
 
 
@@ -79,15 +94,22 @@ PLACES = 0.7 * LABELS[:, None].astype(float)
 PAIRS = {
     "factor": (
         np.eye(4),
-        lambda key: LABELS[kbr.incomplete_cholesky(kbr.Delta(), LABELS, rank=2, key=key, block=2).pivots],
+        lambda key: LABELS[
+            kbr.incomplete_cholesky(kbr.Delta(), LABELS, rank=2, key=key, block=2).pivots
+        ],
     ),
     "rejection": (
         np.eye(4),
-        lambda key: kbr.random_landmarks(kbr.Delta(), LABELS, rank=2, key=key, block=2).points,
+        lambda key: kbr.rpcholesky_landmarks(kbr.Delta(), LABELS, rank=2, key=key, block=2).points,
     ),
     "rejection, partly explained": (
         np.exp(-((0.7 * (np.arange(4)[:, None] - np.arange(4))) ** 2) / 2),
-        lambda key: kbr.random_landmarks(kbr.Gaussian(1.0), PLACES, rank=2, key=key, block=2).points[:, 0] / 0.7,
+        lambda key: (
+            kbr.rpcholesky_landmarks(kbr.Gaussian(1.0), PLACES, rank=2, key=key, block=2).points[
+                :, 0
+            ]
+            / 0.7
+        ),
     ),
 }
 
@@ -110,9 +132,13 @@ def test_residuals_of_all_points_from_pivots(monkeypatch):
     index, count = jnp.asarray(RNG.permutation(N)[:24]), 19
     chosen = index[:count]
     lower = jnp.linalg.cholesky(GRAM[np.ix_(chosen, chosen)])
-    padded = jnp.full((24, 24), 7.0).at[:count, :count].set(lower)  # what stands behind the filled rows is not read
+    padded = (
+        jnp.full((24, 24), 7.0).at[:count, :count].set(lower)
+    )  # what stands behind the filled rows is not read
     sample = _pivots._Sample(KERNEL, X, jnp.ones(N))
-    residual, squares = _pivots._residuals(sample, _pivots.Pivots(index, padded, jnp.asarray(count)))
+    residual, squares = _pivots._residuals(
+        sample, _pivots.Pivots(index, padded, jnp.asarray(count))
+    )
     columns = jax.scipy.linalg.solve_triangular(lower, GRAM[chosen], lower=True)
     np.testing.assert_allclose(residual, 1 - jnp.sum(columns**2, axis=0), atol=1e-12)
     np.testing.assert_allclose(squares[:count], jnp.sum(columns**2, axis=1), atol=1e-10)
@@ -130,11 +156,13 @@ def test_rejection_computes_residuals_when_many_are_refused(monkeypatch):
     monkeypatch.setattr(_pivots, "_residuals", counted)
     points = X[:, :1]
     # A rank that no other test has compiled for this shape.
-    landmarks = kbr.random_landmarks(KERNEL, points, rank=11, key=jax.random.key(0), block=16)
+    landmarks = kbr.rpcholesky_landmarks(KERNEL, points, rank=11, key=jax.random.key(0), block=16)
     jax.effects_barrier()
     assert np.all(landmarks.active) and passes[0] == 0 and 2 < len(passes) < 12
-    one_by_one = kbr.random_landmarks(KERNEL, points, rank=11, key=jax.random.key(0), block=1)
-    assert trace(one_by_one, points) < 1e-8 * N and trace(landmarks, points) < 100 * trace(one_by_one, points)
+    one_by_one = kbr.rpcholesky_landmarks(KERNEL, points, rank=11, key=jax.random.key(0), block=1)
+    assert trace(one_by_one, points) < 1e-8 * N and trace(landmarks, points) < 100 * trace(
+        one_by_one, points
+    )
 
 
 @pytest.mark.parametrize("key", [None, 0])
@@ -142,12 +170,18 @@ def test_blocks_stop_where_the_rank_runs_out(key):
     repeated = jnp.concatenate([X[:5]] * 20)
     key = None if key is None else jax.random.key(key)
     result = kbr.incomplete_cholesky(KERNEL, repeated, rank=20, key=key, block=8)
-    assert list(np.asarray(result.active)) == [True] * 5 + [False] * 15 and not np.any(result.factor[:, 5:])
-    np.testing.assert_allclose(result.factor @ result.factor.T, kbr.gram(KERNEL, repeated), atol=1e-12)
+    assert list(np.asarray(result.active)) == [True] * 5 + [False] * 15 and not np.any(
+        result.factor[:, 5:]
+    )
+    np.testing.assert_allclose(
+        result.factor @ result.factor.T, kbr.gram(KERNEL, repeated), atol=1e-12
+    )
 
 
 def test_blocks_stop_at_the_tolerance():
-    result = kbr.incomplete_cholesky(KERNEL, X, rank=300, tolerance=0.1, key=jax.random.key(0), block=64)
+    result = kbr.incomplete_cholesky(
+        KERNEL, X, rank=300, tolerance=0.1, key=jax.random.key(0), block=64
+    )
     count = int(jnp.sum(result.active))
     traces = [N - float(jnp.sum(result.factor[:, :c] ** 2)) for c in (count - 1, count)]
     assert traces[1] <= 0.1 * N < traces[0]
@@ -157,7 +191,9 @@ def test_blocks_stop_at_the_tolerance():
 def test_rejection_stops_at_the_tolerance():
     """Reached long before the rank, or in the last block, which is cut."""
     for share, least in ((0.3, 0), (0.025, 85)):
-        landmarks = kbr.random_landmarks(KERNEL, X, rank=100, tolerance=share, key=jax.random.key(0), block=64)
+        landmarks = kbr.rpcholesky_landmarks(
+            KERNEL, X, rank=100, tolerance=share, key=jax.random.key(0), block=64
+        )
         count = int(jnp.sum(landmarks.active))
         kept = jnp.arange(100)[:, None] < count - jnp.arange(2)
         traces = [trace(kbr.Landmarks(landmarks.points, active)) for active in kept.T]
@@ -167,8 +203,13 @@ def test_rejection_stops_at_the_tolerance():
 def test_rejection_stops_where_the_rank_runs_out():
     repeated = jnp.concatenate([X[:5]] * 20)
     for tolerance in (None, 0.0):
-        landmarks = kbr.random_landmarks(KERNEL, repeated, rank=20, key=jax.random.key(1), block=8, tolerance=tolerance)
-        assert list(np.asarray(landmarks.active)) == [True] * 5 + [False] * 15 and distinct(landmarks) == 5
+        landmarks = kbr.rpcholesky_landmarks(
+            KERNEL, repeated, rank=20, key=jax.random.key(1), block=8, tolerance=tolerance
+        )
+        assert (
+            list(np.asarray(landmarks.active)) == [True] * 5 + [False] * 15
+            and distinct(landmarks) == 5
+        )
 
 
 def test_blocks_under_vmap_and_grad():
@@ -186,13 +227,17 @@ def test_rejection_stops_where_only_rounding_is_left(dtype):
     """4000 points, so that many proposals are allowed, and none that is missing can be found."""
     points = jnp.asarray(RNG.normal(size=(4000, 3)), dtype)
     for tolerance in (None, 0.0):
-        landmarks = kbr.random_landmarks(kbr.Linear(), points, rank=10, key=jax.random.key(0), tolerance=tolerance)
+        landmarks = kbr.rpcholesky_landmarks(
+            kbr.Linear(), points, rank=10, key=jax.random.key(0), tolerance=tolerance
+        )
         assert landmarks.points.dtype == dtype and int(jnp.sum(landmarks.active)) == 3
 
 
 def test_rejection_under_vmap_and_grad():
     def points(h):
-        return kbr.random_landmarks(kbr.Gaussian(h), X[:60], rank=20, key=jax.random.key(0), block=8).points
+        return kbr.rpcholesky_landmarks(
+            kbr.Gaussian(h), X[:60], rank=20, key=jax.random.key(0), block=8
+        ).points
 
     batch = jax.vmap(points)(jnp.asarray([0.5, 2.0]))
     for index, h in enumerate((0.5, 2.0)):
@@ -206,7 +251,9 @@ def test_many_points_are_chosen_in_blocks():
     default, blocked = kbr.greedy_landmarks(**options), kbr.greedy_landmarks(**options, block=64)
     np.testing.assert_array_equal(default.points, blocked.points)
     key = jax.random.key(3)
-    default, blocked = (kbr.random_landmarks(**options, key=key, **more) for more in ({}, {"block": 64}))
+    default, blocked = (
+        kbr.rpcholesky_landmarks(**options, key=key, **more) for more in ({}, {"block": 64})
+    )
     np.testing.assert_array_equal(default.points, blocked.points)
 
 
@@ -216,15 +263,15 @@ def test_landmarks_that_are_not_active_change_nothing(scale):
     landmarks = kbr.greedy_landmarks(kbr.Linear(), x, rank=20)
     active = np.flatnonzero(landmarks.active)
     assert len(active) == 2
-    some, codes = (
-        landmark_features(kbr.Linear(), x, chosen).codes
+    some, coordinates = (
+        landmark_features(kbr.Linear(), x, chosen).matrix
         for chosen in (kbr.given_landmarks(landmarks.points[active]), landmarks)
     )
     exact = np.asarray(x, np.float64) @ np.asarray(x, np.float64).T
-    for found in (some, codes):
-        assert np.linalg.norm(np.asarray(found, np.float64) @ np.asarray(found, np.float64).T - exact) < (
-            1e-4 * np.linalg.norm(exact)
-        )
+    for found in (some, coordinates):
+        assert np.linalg.norm(
+            np.asarray(found, np.float64) @ np.asarray(found, np.float64).T - exact
+        ) < (1e-4 * np.linalg.norm(exact))
 
 
 # k-means++
@@ -236,27 +283,44 @@ CLUSTERS = np.repeat(10 * np.eye(5), 40, axis=0) + 0.01 * RNG.normal(size=(200, 
 @pytest.mark.parametrize("kernel", [None, kbr.Gaussian(1.0)])
 def test_kmeans_finds_separated_clusters(kernel):
     x = jnp.asarray(RNG.permutation(CLUSTERS))
-    landmarks = kbr.kmeans_landmarks(x, rank=5, key=jax.random.key(0), kernel=kernel)
+    landmarks = kbr.kmeanspp_landmarks(x, rank=5, key=jax.random.key(0), kernel=kernel)
     assert sorted(np.argmax(np.asarray(landmarks.points), axis=1)) == list(range(5))
-    assert {row.tobytes() for row in np.asarray(landmarks.points)} <= {row.tobytes() for row in np.asarray(x)}
-    centres = kbr.kmeans_landmarks(x, rank=5, key=jax.random.key(0), kernel=kernel, iterations=2).points
-    order = np.argsort(np.argmax(np.asarray(centres), axis=1))
-    np.testing.assert_allclose(np.asarray(centres)[order], CLUSTERS.reshape(5, 40, 5).mean(axis=1), atol=1e-12)
+    assert {row.tobytes() for row in np.asarray(landmarks.points)} <= {
+        row.tobytes() for row in np.asarray(x)
+    }
+    centers = kbr.kmeanspp_landmarks(
+        x, rank=5, key=jax.random.key(0), kernel=kernel, iterations=2
+    ).points
+    order = np.argsort(np.argmax(np.asarray(centers), axis=1))
+    np.testing.assert_allclose(
+        np.asarray(centers)[order], CLUSTERS.reshape(5, 40, 5).mean(axis=1), atol=1e-12
+    )
 
 
 def test_kmeans_draws_in_proportion_to_squared_distances():
     x = jnp.asarray([0.0, 1.0, 3.0])
     keys = jax.random.split(jax.random.key(1), 3000)
-    draws = np.asarray(jax.vmap(lambda key: kbr.kmeans_landmarks(x, rank=2, key=key).points)(keys))
-    expected = {(0, 1): 1 / 30, (0, 3): 9 / 30, (1, 0): 1 / 15, (1, 3): 4 / 15, (3, 0): 3 / 13, (3, 1): 4 / 39}
+    draws = np.asarray(
+        jax.vmap(lambda key: kbr.kmeanspp_landmarks(x, rank=2, key=key).points)(keys)
+    )
+    expected = {
+        (0, 1): 1 / 30,
+        (0, 3): 9 / 30,
+        (1, 0): 1 / 15,
+        (1, 3): 4 / 15,
+        (3, 0): 3 / 13,
+        (3, 1): 4 / 39,
+    }
     for pair, share in expected.items():
         assert abs(np.mean(np.all(draws == pair, axis=1)) - share) < 5 * np.sqrt(share / 3000)
 
 
 def test_iterations_of_kmeans_lower_its_objective():
     def objective(iterations):
-        centres = kbr.kmeans_landmarks(X, rank=20, key=jax.random.key(2), iterations=iterations).points
-        return ((np.asarray(X)[:, None] - np.asarray(centres)[None]) ** 2).sum(-1).min(1).sum()
+        centers = kbr.kmeanspp_landmarks(
+            X, rank=20, key=jax.random.key(2), iterations=iterations
+        ).points
+        return ((np.asarray(X)[:, None] - np.asarray(centers)[None]) ** 2).sum(-1).min(1).sum()
 
     values = [objective(iterations) for iterations in (0, 1, 5)]
     assert values[0] > values[1] > values[2]
@@ -264,10 +328,18 @@ def test_iterations_of_kmeans_lower_its_objective():
 
 def test_kmeans_of_few_different_points():
     repeated = jnp.concatenate([X[:3]] * 4)
-    for options in ({}, {"iterations": 2}, {"kernel": KERNEL}, {"kernel": kbr.Linear() + kbr.Linear()}):
-        landmarks = kbr.kmeans_landmarks(repeated, rank=5, key=jax.random.key(3), **options)
-        assert list(np.asarray(landmarks.active)) == [True] * 3 + [False] * 2 and distinct(landmarks) == 3
-    labels = kbr.kmeans_landmarks(LABELS, rank=4, key=jax.random.key(4), kernel=kbr.Delta())
+    for options in (
+        {},
+        {"iterations": 2},
+        {"kernel": KERNEL},
+        {"kernel": kbr.Linear() + kbr.Linear()},
+    ):
+        landmarks = kbr.kmeanspp_landmarks(repeated, rank=5, key=jax.random.key(3), **options)
+        assert (
+            list(np.asarray(landmarks.active)) == [True] * 3 + [False] * 2
+            and distinct(landmarks) == 3
+        )
+    labels = kbr.kmeanspp_landmarks(LABELS, rank=4, key=jax.random.key(4), kernel=kbr.Delta())
     assert sorted(np.asarray(labels.points)) == [0, 1, 2, 3]
 
 
@@ -276,7 +348,7 @@ def test_kmeans_landmarks_beat_uniform_ones():
     kmeans, uniform = (
         np.mean([trace(choose(key)) for key in keys])
         for choose in (
-            lambda key: kbr.kmeans_landmarks(X, rank=60, key=key, iterations=3),
+            lambda key: kbr.kmeanspp_landmarks(X, rank=60, key=key, iterations=3),
             lambda key: kbr.uniform_landmarks(X, rank=60, key=key),
         )
     )
@@ -292,40 +364,54 @@ def chunked(points, width):
 
 def test_a_stream_leaves_about_the_trace_of_a_choice_on_all_points():
     # The distribution moves along the stream, so a choice from its beginning or its end would be poor.
-    x = jnp.asarray(RNG.normal(size=(4000, 3)) + np.linspace(0, 10, 4000)[:, None] * np.asarray([1.0, 0, 0]))
+    x = jnp.asarray(
+        RNG.normal(size=(4000, 3)) + np.linspace(0, 10, 4000)[:, None] * np.asarray([1.0, 0, 0])
+    )
     keys = [jax.random.key(seed) for seed in range(3)]
-    streamed = np.mean([trace(kbr.stream_landmarks(KERNEL, chunked(x, 300), rank=60, key=k), x) for k in keys])
-    everything = np.mean([trace(kbr.random_landmarks(KERNEL, x, rank=60, key=k), x) for k in keys])
+    streamed = np.mean(
+        [trace(kbr.streaming_landmarks(KERNEL, chunked(x, 300), rank=60, key=k), x) for k in keys]
+    )
+    everything = np.mean(
+        [trace(kbr.rpcholesky_landmarks(KERNEL, x, rank=60, key=k), x) for k in keys]
+    )
     assert streamed < 1.2 * everything
 
 
 def test_all_chunks_share_one_compilation():
     kernel = kbr.Gaussian(0.9)
     before = _sampling._absorb._cache_size()
-    landmarks = kbr.stream_landmarks(kernel, chunked(X, 130), rank=10, key=jax.random.key(0))  # the last has 80 points
+    landmarks = kbr.streaming_landmarks(
+        kernel, chunked(X, 130), rank=10, key=jax.random.key(0)
+    )  # the last has 80 points
     assert _sampling._absorb._cache_size() == before + 1
     assert landmarks.points.shape == (10, D) and distinct(landmarks) == 10
-    kbr.stream_landmarks(kernel, [X[:130], X[:50], X], rank=10, key=jax.random.key(0))  # a large one is cut
+    kbr.streaming_landmarks(
+        kernel, [X[:130], X[:50], X], rank=10, key=jax.random.key(0)
+    )  # a large one is cut
     assert _sampling._absorb._cache_size() == before + 1
 
 
 def test_the_reservoir_is_a_uniform_sample_of_any_chunks():
     points, share, runs = jnp.arange(200), np.zeros(200), 40
     for seed in range(runs):
-        chosen = kbr.stream_landmarks(kbr.Delta(), chunked(points, 30), rank=50, key=jax.random.key(seed), pool=50)
+        chosen = kbr.streaming_landmarks(
+            kbr.Delta(), chunked(points, 30), rank=50, key=jax.random.key(seed), pool=50
+        )
         assert distinct(chosen) == 50
         share += np.isin(np.arange(200), np.asarray(chosen.points)) / runs
     assert np.all(np.abs(share - 0.25) < 5 * np.sqrt(0.25 * 0.75 / runs))
-    chunks = np.asarray([np.mean(part) for part in np.array_split(share[:180], 6)])  # none of them is preferred
+    chunks = np.asarray(
+        [np.mean(part) for part in np.array_split(share[:180], 6)]
+    )  # none of them is preferred
     assert np.all(np.abs(chunks - 0.25) < 5 * np.sqrt(0.25 * 0.75 / runs / 30))
 
 
 def test_short_streams():
-    few = kbr.stream_landmarks(KERNEL, [X[:3], X[3:5]], rank=8, key=jax.random.key(0))
+    few = kbr.streaming_landmarks(KERNEL, [X[:3], X[3:5]], rank=8, key=jax.random.key(0))
     assert distinct(few) == 5
     pairs = kbr.TensorProduct((KERNEL, kbr.Delta()))
     tuples = [(X[:30], jnp.arange(30) % 3), (X[30:50], jnp.arange(20) % 3)]
-    both = kbr.stream_landmarks(pairs, tuples, rank=6, key=jax.random.key(1))
+    both = kbr.streaming_landmarks(pairs, tuples, rank=6, key=jax.random.key(1))
     assert both.points[0].shape == (6, D) and both.points[1].shape == (6,)
 
 
@@ -335,27 +421,66 @@ ERRORS = {
         lambda: kbr.incomplete_cholesky(KERNEL, X, rank=3, block=0),
         "`block` must be an integer >= 1, got 0",
     ),
-    "greedy block": (lambda: kbr.greedy_landmarks(KERNEL, X, rank=3, block=-1), "`block` must be an integer >= 1"),
-    "random block": (lambda: kbr.random_landmarks(KERNEL, X, rank=3, key=KEY, block=0), "`block` must be an integer"),
+    "greedy block": (
+        lambda: kbr.greedy_landmarks(KERNEL, X, rank=3, block=-1),
+        "`block` must be an integer >= 1",
+    ),
+    "random block": (
+        lambda: kbr.rpcholesky_landmarks(KERNEL, X, rank=3, key=KEY, block=0),
+        "`block` must be an integer",
+    ),
     "tolerance": (
-        lambda: kbr.random_landmarks(KERNEL, X, rank=3, key=KEY, tolerance=-0.1),
+        lambda: kbr.rpcholesky_landmarks(KERNEL, X, rank=3, key=KEY, tolerance=-0.1),
         r"`tolerance` must be one .*-0.1",
     ),
-    "kmeans rank": (lambda: kbr.kmeans_landmarks(X, rank=N + 1, key=KEY), "`rank` must be an integer between 1 and"),
-    "kmeans iterations": (lambda: kbr.kmeans_landmarks(X, rank=3, key=KEY, iterations=-1), "`iterations` must be"),
-    "kmeans labels": (lambda: kbr.kmeans_landmarks(LABELS, rank=3, key=KEY), "one array of real coordinates"),
-    "kmeans of a tuple": (lambda: kbr.kmeans_landmarks((X, X), rank=3, key=KEY), "one array of real coordinates"),
-    "kmeans domain": (lambda: kbr.kmeans_landmarks(LABELS, rank=3, key=KEY, kernel=KERNEL), "real coordinates"),
-    "kmeans nan": (lambda: kbr.kmeans_landmarks(X.at[0].set(jnp.nan), rank=3, key=KEY), "`x` contains NaN"),
-    "no chunks": (lambda: kbr.stream_landmarks(KERNEL, [], rank=3, key=KEY), "`chunks` is an empty stream"),
-    "empty chunk": (lambda: kbr.stream_landmarks(KERNEL, [X, X[:0]], rank=3, key=KEY), r"`chunks\[1\]` is an empty"),
-    "other points": (lambda: kbr.stream_landmarks(KERNEL, [X, X[:, :2]], rank=3, key=KEY), r"`chunks\[1\]` has shape"),
+    "kmeans rank": (
+        lambda: kbr.kmeanspp_landmarks(X, rank=N + 1, key=KEY),
+        "`rank` must be an integer between 1 and",
+    ),
+    "kmeans iterations": (
+        lambda: kbr.kmeanspp_landmarks(X, rank=3, key=KEY, iterations=-1),
+        "`iterations` must be",
+    ),
+    "kmeans labels": (
+        lambda: kbr.kmeanspp_landmarks(LABELS, rank=3, key=KEY),
+        "one array of real coordinates",
+    ),
+    "kmeans of a tuple": (
+        lambda: kbr.kmeanspp_landmarks((X, X), rank=3, key=KEY),
+        "one array of real coordinates",
+    ),
+    "kmeans domain": (
+        lambda: kbr.kmeanspp_landmarks(LABELS, rank=3, key=KEY, kernel=KERNEL),
+        "real coordinates",
+    ),
+    "kmeans nan": (
+        lambda: kbr.kmeanspp_landmarks(X.at[0].set(jnp.nan), rank=3, key=KEY),
+        "`x` contains NaN",
+    ),
+    "no chunks": (
+        lambda: kbr.streaming_landmarks(KERNEL, [], rank=3, key=KEY),
+        "`chunks` is an empty stream",
+    ),
+    "empty chunk": (
+        lambda: kbr.streaming_landmarks(KERNEL, [X, X[:0]], rank=3, key=KEY),
+        r"`chunks\[1\]` is an empty",
+    ),
+    "other points": (
+        lambda: kbr.streaming_landmarks(KERNEL, [X, X[:, :2]], rank=3, key=KEY),
+        r"`chunks\[1\]` has shape",
+    ),
     "other dtype": (
-        lambda: kbr.stream_landmarks(KERNEL, [X, X.astype(jnp.float32)], rank=3, key=KEY),
+        lambda: kbr.streaming_landmarks(KERNEL, [X, X.astype(jnp.float32)], rank=3, key=KEY),
         r"`chunks\[1\]` has the dtypes .*float32",
     ),
-    "stream domain": (lambda: kbr.stream_landmarks(KERNEL, [LABELS], rank=3, key=KEY), "real coordinates"),
-    "small pool": (lambda: kbr.stream_landmarks(KERNEL, [X], rank=3, key=KEY, pool=2), "`pool` must hold at least"),
+    "stream domain": (
+        lambda: kbr.streaming_landmarks(KERNEL, [LABELS], rank=3, key=KEY),
+        "real coordinates",
+    ),
+    "small pool": (
+        lambda: kbr.streaming_landmarks(KERNEL, [X], rank=3, key=KEY, pool=2),
+        "`pool` must hold at least",
+    ),
 }
 
 

@@ -43,21 +43,21 @@ def numpy_ratio(form, joint, k, columns):
     return k @ np.linalg.solve((d @ k) @ (d @ k) + DELTA_S * identity, d @ columns)
 
 
-def numpy_smooth(ks, filt, beliefs, form, cleaning, clip, normalise):
+def numpy_smooth(ks, filt, beliefs, form, cleaning, clip, normalize):
     """The backward recursion of the docstring of `smooth`."""
     s, s_next, support = STATES[:-1], STATES[1:], np.asarray(filt.support)
     forward = np.linalg.solve(ks(s, s) + T * EPSILON * np.eye(T), ks(s, support))
-    smoothed = [numpy_clean(beliefs[-1], False, 0.0, normalise)]
+    smoothed = [numpy_clean(beliefs[-1], False, 0.0, normalize)]
     for belief in beliefs[-2::-1]:
         joint = numpy_clean(forward @ belief, **cleaning)
         ratio = numpy_ratio(form, joint, ks(s_next, s_next), ks(s_next, support) @ smoothed[-1])
         ratio = np.maximum(ratio, 0) if clip else ratio
-        smoothed.append(numpy_clean(belief * (forward.T @ ratio), False, 0.0, normalise))
+        smoothed.append(numpy_clean(belief * (forward.T @ ratio), False, 0.0, normalize))
     return np.stack(smoothed[::-1])
 
 
 @pytest.mark.parametrize(
-    "landmarks, filter_form, transition, form, clip, normalise",
+    "landmarks, filter_form, transition, form, clip, normalize",
     [
         (None, "b", "shift", None, False, True),
         (None, "a", "two-inverse", None, False, False),
@@ -67,31 +67,35 @@ def numpy_smooth(ks, filt, beliefs, form, cleaning, clip, normalise):
         (5, "importance", "shift", "b", False, True),
     ],
 )
-def test_smoother(landmarks, filter_form, transition, form, clip, normalise):
+def test_smoother(landmarks, filter_form, transition, form, clip, normalize):
     filt = fitted(filter_form, transition, landmarks, 3)
     run = kbr.filter(filt, jnp.asarray(GAPS), observed=jnp.asarray(MASK))
-    options = {"form": form, "clip": clip, "normalise": normalise}
+    options = {"form": form, "clip": clip, "normalize": normalize}
     smoothed = kbr.smooth(filt, run.weights, regularizer=DELTA_S, **options)
     form = form or ("importance" if filter_form == "importance" else "b")
-    cleaning = {"clip": True, "truncation": 0.15, "normalise": True}
+    cleaning = {"clip": True, "truncation": 0.15, "normalize": True}
     ks, beliefs = gram_function(filt.states, H_S), np.asarray(run.weights)
-    close(smoothed, numpy_smooth(ks, filt, beliefs, form, cleaning, clip, normalise), 1e-7)
+    close(smoothed, numpy_smooth(ks, filt, beliefs, form, cleaning, clip, normalize), 1e-7)
 
 
 def test_the_importance_form_clips_a_signed_joint():
     filt = fitted("b", "two-inverse", None, 0)
     run = kbr.filter(filt, jnp.asarray(TEST))
     smoothed = kbr.smooth(filt, run.weights, regularizer=DELTA_S, form="importance")
-    cleaning = {"clip": True, "truncation": 0.0, "normalise": False}
+    cleaning = {"clip": True, "truncation": 0.0, "normalize": False}
     ks = gram_function(filt.states, H_S)
-    close(smoothed, numpy_smooth(ks, filt, np.asarray(run.weights), "importance", cleaning, True, True), 1e-7)
+    close(
+        smoothed,
+        numpy_smooth(ks, filt, np.asarray(run.weights), "importance", cleaning, True, True),
+        1e-7,
+    )
 
 
 def test_a_lag_is_the_sequence_cut_short():
     filt = fitted("importance", "two-inverse", 5, 3)
     weights = kbr.filter(filt, jnp.asarray(GAPS), observed=jnp.asarray(MASK)).weights
     whole = kbr.smooth(filt, weights, regularizer=DELTA_S)
-    cleaning = {"clip": True, "truncation": 0.15, "normalise": True}
+    cleaning = {"clip": True, "truncation": 0.15, "normalize": True}
     ks, beliefs = gram_function(filt.states, H_S), np.asarray(weights)
     for lag in (1, 3):
         lagged = kbr.smooth(filt, weights, regularizer=DELTA_S, lag=lag)
@@ -106,11 +110,15 @@ def test_a_lag_is_the_sequence_cut_short():
 
 def test_vmap_over_sequences_equals_a_loop():
     filt = fitted("b", "shift", 5, 3)
-    batch = jnp.asarray(np.stack([TEST, nonlinear_sequence(STEPS, 2)[1], nonlinear_sequence(STEPS, 3)[1]]))
+    batch = jnp.asarray(
+        np.stack([TEST, nonlinear_sequence(STEPS, 2)[1], nonlinear_sequence(STEPS, 3)[1]])
+    )
     for lag in (None, 2):
 
         def run(sequence, lag=lag):
-            return kbr.smooth(filt, kbr.filter(filt, sequence).weights, regularizer=DELTA_S, lag=lag)
+            return kbr.smooth(
+                filt, kbr.filter(filt, sequence).weights, regularizer=DELTA_S, lag=lag
+            )
 
         together = jax.jit(jax.vmap(run))(batch)
         assert together.shape == (3, STEPS, T)
@@ -126,7 +134,10 @@ def test_a_single_belief_is_its_own_smoothed_belief():
 
 def test_padding_changes_nothing():
     kernels, mask = (kbr.Gaussian(H_S), kbr.Gaussian(H_O)), np.arange(T + 4) < T + 1
-    padded = np.concatenate([STATES, np.full((3, 2), np.nan)]), np.concatenate([OBSERVED, np.full((3, 2), np.nan)])
+    padded = (
+        np.concatenate([STATES, np.full((3, 2), np.nan)]),
+        np.concatenate([OBSERVED, np.full((3, 2), np.nan)]),
+    )
     options = {"regularizer": EPSILON, "posterior_regularizer": 0.02}
 
     @jax.jit
@@ -162,15 +173,23 @@ def brute_force_posterior(initial, transition, emission, sequence):
     return marginals / marginals.sum(1, keepdims=True)
 
 
-@pytest.mark.parametrize("filter_form, form", [("a", "b"), ("b", "b"), ("importance", "importance")])
+@pytest.mark.parametrize(
+    "filter_form, form", [("a", "b"), ("b", "b"), ("importance", "importance")]
+)
 def test_exact_forward_backward(filter_form, form):
     transitions, emission, sequence = random_model(1)
     s, o, s_next, emission = model_sample(transitions, emission)
-    filt, matrix = table_filter(s, o, s_next, filter_form), transitions / transitions.sum(1, keepdims=True)
+    filt, matrix = (
+        table_filter(s, o, s_next, filter_form),
+        transitions / transitions.sum(1, keepdims=True),
+    )
     initial = np.bincount(s, minlength=3) / len(s)
     filtered = forward_filter(initial, matrix, emission, sequence)
     exact = forward_backward(filtered, matrix)
-    close(forward_backward(filtered[:6], matrix), brute_force_posterior(initial, matrix, emission, sequence[:6]))
+    close(
+        forward_backward(filtered[:6], matrix),
+        brute_force_posterior(initial, matrix, emission, sequence[:6]),
+    )
     assert np.abs(exact - filtered).max() > 0.05
     weights = kbr.filter(filt, jnp.asarray(sequence)).weights
     ridge = 1e-13 if form == "b" else 1e-9
@@ -209,7 +228,9 @@ def test_gradients(form, lag):
     logs = {name: jnp.log(jnp.asarray(value)) for name, value in start.items()}
     gradient, step = with_gradient(logs)[1], 1e-5 if form == "b" else 1e-6  # clipping has kinks
     for name in logs:
-        low, high = (float(with_gradient({**logs, name: logs[name] + sign * step})[0]) for sign in (-1, 1))
+        low, high = (
+            float(with_gradient({**logs, name: logs[name] + sign * step})[0]) for sign in (-1, 1)
+        )
         assert abs(float(gradient[name])) > 1e-5
         close(gradient[name], (high - low) / (2 * step), 1e-5, 1e-9)
 
@@ -235,7 +256,10 @@ def test_single_precision():
         return kbr.mean(filt.belief(kbr.smooth(filt, weights, regularizer=0.3)))
 
     data = states, observations, sequence
-    single, double = (smoothed(*(jnp.asarray(array, dtype) for array in data)) for dtype in (jnp.float32, jnp.float64))
+    single, double = (
+        smoothed(*(jnp.asarray(array, dtype) for array in data))
+        for dtype in (jnp.float32, jnp.float64)
+    )
     assert single.dtype == jnp.float32
     close(single, double, 0, 2e-3)
 
@@ -257,7 +281,13 @@ def test_smoothing_a_rotation_has_less_error_than_filtering_it():
     weights = kbr.filter(filt, jnp.asarray(sequence)).weights
 
     def error(beliefs):
-        return float(np.mean(np.sum((np.asarray(kbr.mean(filt.belief(beliefs))) - truth)[20:-5] ** 2, axis=1)))
+        return float(
+            np.mean(
+                np.sum((np.asarray(kbr.mean(filt.belief(beliefs))) - truth)[20:-5] ** 2, axis=1)
+            )
+        )
 
     smoothed = error(kbr.smooth(filt, weights, regularizer=0.5))
-    assert 0.03 < smoothed < 0.95 * error(weights)  # below .03 it would know more than an optimal smoother
+    assert (
+        0.03 < smoothed < 0.95 * error(weights)
+    )  # below .03 it would know more than an optimal smoother

@@ -34,7 +34,9 @@ def test_it_finds_the_minimum():
     assert result.parameters["count"] == 3 and result.parameters["name"] == "fixed"
     assert result.best is result.parameters
     history = result.history
-    assert history.loss.shape == (200,) and history.validation is None and bool(history.accepted.all())
+    assert (
+        history.loss.shape == (200,) and history.validation is None and bool(history.accepted.all())
+    )
     np.testing.assert_allclose(
         history.loss[0], float(quadratic(jax.tree.map(jnp.asarray, {"h": INITIAL["h"], "a": 0.0})))
     )
@@ -44,9 +46,13 @@ def test_it_finds_the_minimum():
 
 def test_positive_parameters_move_by_their_logarithm():
     """One step of plain gradient descent: h is multiplied by exp(-rate h dloss/dh), everything else moves by -rate dloss."""
-    result = kbr.tune(quadratic, INITIAL, optax.sgd(0.1), steps=2, positive=lambda p: p["h"], record=True, **QUIET)
+    result = kbr.tune(
+        quadratic, INITIAL, optax.sgd(0.1), steps=2, positive=lambda p: p["h"], record=True, **QUIET
+    )
     gradient = 2 * (np.log(INITIAL["h"]) - 1)  # in log h
-    np.testing.assert_allclose(result.history.parameters["h"][1], INITIAL["h"] * np.exp(-0.1 * gradient))
+    np.testing.assert_allclose(
+        result.history.parameters["h"][1], INITIAL["h"] * np.exp(-0.1 * gradient)
+    )
     np.testing.assert_allclose(result.history.parameters["a"], [0, -0.4])
 
 
@@ -67,7 +73,9 @@ def test_any_tree_of_parameters():
 
 
 def test_the_validation_chooses_and_patience_stops():
-    result = tuned(validation=lambda p: (p["a"] + 0.5) ** 2, validate_every=5, patience=3, steps=300)
+    result = tuned(
+        validation=lambda p: (p["a"] + 0.5) ** 2, validate_every=5, patience=3, steps=300
+    )
     history = result.history
     scored = np.isfinite(np.asarray(history.validation))
     assert int(result.step) % 5 == 0 and not scored[1:5].any() and scored[::5].all()
@@ -90,12 +98,18 @@ def test_points_that_are_not_finite_are_rejected_and_the_descent_goes_on():
 
 
 def test_a_gradient_that_is_not_finite_is_rejected_too():
-    result = kbr.tune(lambda p: jnp.sqrt(jnp.abs(p - 1)), jnp.asarray(2.0), optax.sgd(2.0), steps=5, **QUIET)
+    result = kbr.tune(
+        lambda p: jnp.sqrt(jnp.abs(p - 1)), jnp.asarray(2.0), optax.sgd(2.0), steps=5, **QUIET
+    )
     assert bool(jnp.isfinite(result.value)) and float(result.parameters) != 1
 
 
 def test_many_starts_are_single_runs_side_by_side():
-    starts = {**INITIAL, "h": np.array([[0.5, 2.0], [3.0, 1.0], [1.0, 1.0]]), "a": np.array([0.0, 1.0, -1.0])}
+    starts = {
+        **INITIAL,
+        "h": np.array([[0.5, 2.0], [3.0, 1.0], [1.0, 1.0]]),
+        "a": np.array([0.0, 1.0, -1.0]),
+    }
     together = tuned(initial=starts, starts=True, steps=30, validation=quadratic, validate_every=4)
     for number in range(3):
         alone = tuned(
@@ -104,7 +118,9 @@ def test_many_starts_are_single_runs_side_by_side():
             validation=quadratic,
             validate_every=4,
         )
-        np.testing.assert_allclose(together.parameters["h"][number], alone.parameters["h"], rtol=1e-12)
+        np.testing.assert_allclose(
+            together.parameters["h"][number], alone.parameters["h"], rtol=1e-12
+        )
         np.testing.assert_allclose(together.history.loss[number], alone.history.loss, rtol=1e-12)
     best = int(jnp.argmin(together.value))
     np.testing.assert_array_equal(together.best["h"], together.parameters["h"][best])
@@ -179,7 +195,9 @@ def test_line_searches_and_their_resumption(tmp_path, starts):
     root = scipy.optimize.brentq(lambda t: 2 * (t - 1) + 4 * t**3, 0, 1)
     np.testing.assert_allclose(np.log(whole.parameters.h), root, rtol=1e-5)
     np.testing.assert_allclose(
-        whole.parameters.a, scipy.optimize.brentq(lambda t: 2 * (t + 2) + 4 * t**3, -2, 0), rtol=1e-5
+        whole.parameters.a,
+        scipy.optimize.brentq(lambda t: 2 * (t + 2) + 4 * t**3, -2, 0),
+        rtol=1e-5,
     )
     with pytest.raises(ValueError, match="another run"):
         kbr.tune(loss, initial, optax.adam(0.1), steps=14, starts=starts, checkpoint=path, **QUIET)
@@ -189,11 +207,18 @@ def test_the_optimizer_sees_the_tree():
     """Labels and masks by name: h descends, a stays where it is, and what is not tuned needs no label."""
     parts = {"moved": optax.sgd(0.1), "still": optax.set_to_zero()}
     named = {"h": "moved", "a": "still"}
-    for labels in (named | {"count": None, "name": None}, named | {"count": "still", "name": "still"}):
+    for labels in (
+        named | {"count": None, "name": None},
+        named | {"count": "still", "name": "still"},
+    ):
         optimizer = optax.multi_transform(parts, labels)
-        result = kbr.tune(quadratic, INITIAL, optimizer, steps=2, positive=lambda p: p["h"], record=True, **QUIET)
+        result = kbr.tune(
+            quadratic, INITIAL, optimizer, steps=2, positive=lambda p: p["h"], record=True, **QUIET
+        )
         gradient = 2 * (np.log(INITIAL["h"]) - 1)
-        np.testing.assert_allclose(result.history.parameters["h"][1], INITIAL["h"] * np.exp(-0.1 * gradient))
+        np.testing.assert_allclose(
+            result.history.parameters["h"][1], INITIAL["h"] * np.exp(-0.1 * gradient)
+        )
         np.testing.assert_array_equal(result.history.parameters["a"], [0, 0])
 
 
@@ -202,7 +227,10 @@ def test_parameters_of_several_dtypes():
         return jnp.sum((jnp.log(p["h"].astype(float)) - 1) ** 2) + (p["a"] + 2) ** 2
 
     result = tuned(loss, {"h": INITIAL["h"].astype(np.float32), "a": 0.0}, steps=30)
-    assert result.parameters["h"].dtype == np.float32 and result.parameters["a"].dtype == result.value.dtype == float
+    assert (
+        result.parameters["h"].dtype == np.float32
+        and result.parameters["a"].dtype == result.value.dtype == float
+    )
     np.testing.assert_allclose(result.history.loss, tuned(steps=30).history.loss, rtol=1e-5)
 
 
@@ -262,7 +290,10 @@ def test_a_filter_learns_from_its_validation_loss():
     initial = {"h": 3.0, "c": 3.0, "epsilon": 0.1, "delta": 0.1}
     result = kbr.tune(loss, initial, optax.adam(0.2), steps=30, positive=lambda p: p, **QUIET)
     assert float(result.value) < 0.25 * float(result.history.loss[0])
-    assert all(float(leaf) > 0 for leaf in jax.tree.leaves(eqx.filter(result.parameters, eqx.is_inexact_array)))
+    assert all(
+        float(leaf) > 0
+        for leaf in jax.tree.leaves(eqx.filter(result.parameters, eqx.is_inexact_array))
+    )
 
 
 def test_data_sets_share_one_program():
@@ -298,7 +329,12 @@ def test_positions_of_landmarks_are_learned():
 
 
 def test_a_run_that_stopped_early_is_saved_and_stays_stopped(tmp_path):
-    options = {"steps": 300, "patience": 3, "validation": lambda p: (p["a"] + 0.5) ** 2, "checkpoint": tmp_path / "run"}
+    options = {
+        "steps": 300,
+        "patience": 3,
+        "validation": lambda p: (p["a"] + 0.5) ** 2,
+        "checkpoint": tmp_path / "run",
+    }
     first, again = tuned(**options), tuned(**options)
     assert first.history.loss.shape[0] < 100
     np.testing.assert_array_equal(first.history.loss, again.history.loss)

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from .._checks import as_count, as_non_negative, as_positive
 from .._numerics import matmul, safe_sqrt
 from .._typing import Array, ArrayLike, Float
-from ..embedding import Embedding, GaussianMixture, normalised
+from ..embedding import Embedding, GaussianMixture, normalized
 from ..kernels import AbstractKernel, as_kernel
-from ._sets import SampleSets, mix_sets, sampling_noise, set_gram
+from ._sets import SampleSequence, combine, embedding_gram, sampling_noise
 
 
 class DistributionDynamics(eqx.Module):
@@ -26,7 +26,7 @@ class DistributionDynamics(eqx.Module):
     """
 
     kernel: AbstractKernel
-    sets: SampleSets | GaussianMixture
+    sets: SampleSequence | GaussianMixture
     gram: Float[Array, "T T"]
     coefficients: Float[Array, "t t"]
     intervals: Float[Array, " t"]
@@ -37,7 +37,7 @@ class DistributionDynamics(eqx.Module):
 
 def fit_dynamics(
     kernel: Any,
-    sets: SampleSets | GaussianMixture,
+    sets: SampleSequence | GaussianMixture,
     *,
     regularizer: ArrayLike | None = None,
     step_weights: ArrayLike | None = None,
@@ -55,11 +55,11 @@ def fit_dynamics(
     **Arguments:**
 
     - `kernel`: of the points; `TensorProduct((kernel_x, Delta()))` for points with labels.
-    - `sets`: T >= 2 samples, from `sample_sets`; or a `GaussianMixture` with a leading axis of T, for the limit of infinite
+    - `sets`: T >= 2 samples, from `sample_sequence`; or a `GaussianMixture` with a leading axis of T, for the limit of infinite
       samples under a Gaussian kernel.
     - `regularizer`: $\lambda \ge 0$, as printed: not multiplied by the number of steps. L15 takes 1 / n for samples of n points.
       None takes the mean of `sampling_noise`, which is better in all of its settings, times the mean of $\Delta_t^2$, so that
-      no forecast depends on the unit of `times`; `forward_errors` chooses one where more than noise must be smoothed. 0
+      no forecast depends on the unit of `times`; `rolling_origin_errors` chooses one where more than noise must be smoothed. 0
       interpolates, with the smallest A that does.
     - `step_weights`: $\gamma_t \ge 0$ `[T - 1]`, of the step from set t to t + 1; 1 by default. For L15's $\rho^{-t}$ see
       `recency_weights`; `jnp.sqrt(sets.sizes[1:])` weighs by size.
@@ -75,9 +75,11 @@ def fit_dynamics(
     kernel = as_kernel(kernel)
     count = _length(sets)
     if count < 2:
-        raise ValueError(f"`sets` holds {count} sample; dynamics need at least two, one step from each to the next.")
+        raise ValueError(
+            f"`sets` holds {count} sample; dynamics need at least two, one step from each to the next."
+        )
     form = as_form(form)
-    gram = set_gram(kernel, sets, block=block)
+    gram = embedding_gram(kernel, sets, block=block)
     gammas = as_step_weights(step_weights, gram)
     intervals = _intervals(times, count, form).astype(gram.dtype)
     if regularizer is None:
@@ -88,7 +90,9 @@ def fit_dynamics(
     return DistributionDynamics(kernel, sets, gram, matrix, intervals, ridge, gammas, form)
 
 
-def _noise(kernel: AbstractKernel, sets: SampleSets | GaussianMixture, gram: Float[Array, "T T"]) -> Float[Array, " T"]:
+def _noise(
+    kernel: AbstractKernel, sets: SampleSequence | GaussianMixture, gram: Float[Array, "T T"]
+) -> Float[Array, " T"]:
     if isinstance(sets, GaussianMixture):
         return jnp.zeros(gram.shape[0], gram.dtype)
     return sampling_noise(kernel, sets, squared_norms=jnp.diagonal(gram))
@@ -99,10 +103,16 @@ def noise_ridge(noise: Float[Array, ""], intervals: Float[Array, " t"]) -> Float
     return noise * jnp.mean(intervals**2)
 
 
-def as_step_weights(step_weights: ArrayLike | None, gram: Float[Array, "T T"]) -> Float[Array, " t"]:
+def as_step_weights(
+    step_weights: ArrayLike | None, gram: Float[Array, "T T"]
+) -> Float[Array, " t"]:
     """One non-negative weight a step."""
     count = gram.shape[0]
-    gammas = jnp.ones(count - 1) if step_weights is None else as_non_negative(step_weights, "step_weights")
+    gammas = (
+        jnp.ones(count - 1)
+        if step_weights is None
+        else as_non_negative(step_weights, "step_weights")
+    )
     if gammas.shape != (count - 1,):
         raise ValueError(
             f"`step_weights` has shape {gammas.shape}; {count} sets have {count - 1} steps, one weight each."
@@ -117,8 +127,8 @@ def as_form(form: Any) -> Literal["next", "change"]:
     return form
 
 
-def _length(sets: SampleSets | GaussianMixture) -> int:
-    leading = sets.weights if isinstance(sets, SampleSets) else sets.shares
+def _length(sets: SampleSequence | GaussianMixture) -> int:
+    leading = sets.weights if isinstance(sets, SampleSequence) else sets.shares
     if leading.ndim != 2:
         raise ValueError(
             f"`sets` must be one sequence, [T, ...]; this one has shape {leading.shape}. Use `vmap` for several."
@@ -131,14 +141,21 @@ def _intervals(times: ArrayLike | None, count: int, form: str) -> Float[Array, "
         return jnp.ones(count - 1)
     times = jnp.asarray(times)
     if times.shape != (count,):
-        raise ValueError(f"`times` has shape {times.shape}; it must hold one time for each of {count} sets.")
+        raise ValueError(
+            f"`times` has shape {times.shape}; it must hold one time for each of {count} sets."
+        )
     if form == "next":
-        raise ValueError('Times of the samples need the form "change": the paper\'s "next" assumes equal steps.')
+        raise ValueError(
+            'Times of the samples need the form "change": the paper\'s "next" assumes equal steps.'
+        )
     return as_positive(jnp.diff(times), "steps of times")
 
 
 def coefficient_matrix(
-    gram: Float[Array, "T T"], gammas: Float[Array, " t"], intervals: Float[Array, " t"], ridge: Float[Array, ""]
+    gram: Float[Array, "T T"],
+    gammas: Float[Array, " t"],
+    intervals: Float[Array, " t"],
+    ridge: Float[Array, ""],
 ) -> Float[Array, "t t"]:
     """W, in the units of responses per interval: the inputs are intervals times embeddings."""
     root = safe_sqrt(gammas) * intervals
@@ -151,7 +168,10 @@ def coefficient_matrix(
 
 
 def advance(
-    model: DistributionDynamics, matrix: Float[Array, "t t"], c: Float[Array, " T"], length: Float[Array, ""]
+    model: DistributionDynamics,
+    matrix: Float[Array, "t t"],
+    c: Float[Array, " T"],
+    length: Float[Array, ""],
 ) -> Float[Array, " T"]:
     """Coefficients of the operator with coefficients `matrix`, applied to sum_t c_t mu_t over a time `length`."""
     rates = matmul(matrix, matmul(model.gram[:-1], c))
@@ -160,7 +180,11 @@ def advance(
 
 
 def forecast(
-    model: DistributionDynamics, steps: int = 1, *, length: ArrayLike | None = None, start: ArrayLike | None = None
+    model: DistributionDynamics,
+    steps: int = 1,
+    *,
+    length: ArrayLike | None = None,
+    start: ArrayLike | None = None,
 ) -> Float[Array, "steps T"]:
     r"""Coefficients $\beta^{(k)}$ of the predictions 1, ..., `steps` k steps ahead, $\tilde\mu = \sum_t \beta_t \hat\mu_t$ (L15 eq 5).
 
@@ -169,16 +193,24 @@ def forecast(
     **Arguments:** `steps` (static); `length` of a step in the units of `times`, by default the mean interval (form "change"
     only); `start` `[T]`, coefficients of the embedding to start from, by default the last set.
 
-    **Returns:** `[steps, T]`. They need not sum to 1: mass is lost as lambda grows; see `normalise`. Cost O(steps T^2).
+    **Returns:** `[steps, T]`. They need not sum to 1: mass is lost as lambda grows; see `normalize`. Cost O(steps T^2).
     """
     steps = as_count(steps, "steps")
     count, dtype = model.gram.shape[0], model.gram.dtype
     if length is not None and model.form == "next":
-        raise ValueError('A `length` of the steps needs the form "change"; the form "next" takes steps as observed.')
-    length = jnp.mean(model.intervals) if length is None else as_positive(length, "length", scalar=True).astype(dtype)
+        raise ValueError(
+            'A `length` of the steps needs the form "change"; the form "next" takes steps as observed.'
+        )
+    length = (
+        jnp.mean(model.intervals)
+        if length is None
+        else as_positive(length, "length", scalar=True).astype(dtype)
+    )
     c = jnp.zeros(count, dtype).at[-1].set(1) if start is None else jnp.asarray(start, dtype)
     if c.shape != (count,):
-        raise ValueError(f"`start` has shape {c.shape}; it must hold one coefficient for each of {count} sets.")
+        raise ValueError(
+            f"`start` has shape {c.shape}; it must hold one coefficient for each of {count} sets."
+        )
 
     def step(c, _):
         c = advance(model, model.coefficients, c, length)
@@ -188,23 +220,29 @@ def forecast(
 
 
 def extrapolate(
-    model: DistributionDynamics, steps: int = 1, *, length: ArrayLike | None = None, normalise: bool = False
+    model: DistributionDynamics,
+    steps: int = 1,
+    *,
+    length: ArrayLike | None = None,
+    normalize: bool = False,
 ) -> Embedding | GaussianMixture:
     r"""The predicted distribution $\tilde\mu_{T + k} = \tilde A^k \hat\mu_T$, `steps` k steps ahead (L15 eqs 5 and 8, algorithm 1).
 
-    **Arguments:** as `forecast`; `normalise` divides by the sum of the coefficients, which restores lost mass before
-    herding (guarded as the function `normalise`).
+    **Arguments:** as `forecast`; `normalize` divides by the sum of the coefficients, which restores lost mass before
+    herding (guarded as the function `normalize`).
 
     **Returns:** an `Embedding` of all points with signed weights $c_t w_{ti}$; a `GaussianMixture` if the model has mixtures.
-    For several horizons: `jax.vmap(lambda c: mix_sets(kernel, sets, c))(forecast(model, steps))`.
+    For several horizons: `jax.vmap(lambda c: combine(kernel, sets, c))(forecast(model, steps))`.
     """
     c = forecast(model, steps, length=length)[-1]
-    if normalise:
-        c = normalised(c)
-    if isinstance(model.sets, SampleSets):
-        return mix_sets(model.kernel, model.sets, c)
+    if normalize:
+        c = normalized(c)
+    if isinstance(model.sets, SampleSequence):
+        return combine(model.kernel, model.sets, c)
     sets = model.sets
-    means, covariances = (leaf.reshape(-1, *leaf.shape[2:]) for leaf in (sets.means, sets.covariances))
+    means, covariances = (
+        leaf.reshape(-1, *leaf.shape[2:]) for leaf in (sets.means, sets.covariances)
+    )
     return GaussianMixture(means, covariances, (c[:, None] * sets.shares).reshape(-1))
 
 

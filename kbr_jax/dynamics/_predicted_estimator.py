@@ -19,7 +19,9 @@ class PredictedEstimator:
 
     def decision_function(self, x: ArrayLike) -> np.ndarray:
         """Decision values `[n, c]` at points `[n, d]`; one column for two classes, positive for the second."""
-        return np.stack([estimator.decision_function(np.asarray(x)) for estimator in self.estimators], axis=1)
+        return np.stack(
+            [estimator.decision_function(np.asarray(x)) for estimator in self.estimators], axis=1
+        )
 
     def predict(self, x: ArrayLike) -> np.ndarray:
         """Classes `[n]` at points `[n, d]`."""
@@ -28,7 +30,9 @@ class PredictedEstimator:
         return self.classes[index]
 
 
-def fit_predicted_estimator(estimator: Any, x: ArrayLike, labels: ArrayLike, weights: ArrayLike) -> PredictedEstimator:
+def fit_predicted_estimator(
+    estimator: Any, x: ArrayLike, labels: ArrayLike, weights: ArrayLike
+) -> PredictedEstimator:
     """PredSVM (L15 eq 12) by a classifier of scikit-learn, for example `SVC(C=100, kernel="linear")`, the paper's own choice.
 
     **Arguments:** `estimator`, not fitted, with `fit(x, y, sample_weight)` and `decision_function`; it is copied for each class.

@@ -24,7 +24,9 @@ from ..features import AbstractFeatureMap, FeatureChoice, fit_features, given_la
 _NEWTON_STEPS = 50
 
 
-def flip_labels(labels: ArrayLike, weights: ArrayLike) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+def flip_labels(
+    labels: ArrayLike, weights: ArrayLike
+) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
     r"""Labels $\operatorname{sign}(\beta_i) y_i$ and weights $|\beta_i|$ of an equivalent problem with weights >= 0 (L15 eq 12).
 
     **Arguments:** `labels` `[n]` in {-1, 1}; `weights` `[n]` of any sign, those of a predicted embedding, $\beta_t / n_t$.
@@ -33,9 +35,13 @@ def flip_labels(labels: ArrayLike, weights: ArrayLike) -> tuple[Float[Array, " n
     """
     labels = jnp.asarray(labels)
     if is_concrete(labels) and not np.all(np.abs(np.asarray(labels)) == 1):
-        raise ValueError("`labels` must be -1 or 1; classes of other names go to `fit_predicted_svm`.")
+        raise ValueError(
+            "`labels` must be -1 or 1; classes of other names go to `fit_predicted_svm`."
+        )
     weights = as_weights(weights, labels.shape[0], "weights", jnp.dtype("float32"))
-    return jnp.where(weights < 0, -1, 1).astype(weights.dtype) * labels.astype(weights.dtype), jnp.abs(weights)
+    return jnp.where(weights < 0, -1, 1).astype(weights.dtype) * labels.astype(
+        weights.dtype
+    ), jnp.abs(weights)
 
 
 class PredictedSVM(eqx.Module):
@@ -55,9 +61,11 @@ class PredictedSVM(eqx.Module):
 
 def _codes(features: AbstractFeatureMap | None, x: Points) -> Float[Array, "n r"]:
     if features is not None:
-        return features.encode(x)
+        return features.coordinates(x)
     if not isinstance(x, jax.Array) or not jnp.issubdtype(x.dtype, jnp.floating):
-        raise ValueError("Linear features need points that are one real array [n, ...]; give a `kernel` for others.")
+        raise ValueError(
+            "Linear features need points that are one real array [n, ...]; give a `kernel` for others."
+        )
     return x.reshape(x.shape[0], -1)
 
 
@@ -88,7 +96,7 @@ def fit_predicted_svm(
     - `kernel`: None for linear features of real points. `landmarks`: of the kernel's features, as for `fit_conditional`; by
       default all points.
     - `classes`: `[c]` distinct labels, needed under `jit` (static length); by default those that occur.
-    - `intercept`: whether there is a b (not penalised).
+    - `intercept`: whether there is a b (not penalized).
 
     **Returns:** a `PredictedSVM`. Cost O(c (n r^2 + r^3)) a Newton step.
 
@@ -103,17 +111,25 @@ def fit_predicted_svm(
     if kernel is not None:
         features = fit_features(kernel, x, given_landmarks(x) if landmarks is None else landmarks)
     if features is not None and not isinstance(features, AbstractFeatureMap):
-        raise ValueError("A classifier needs explicit features: `landmarks` as a rank, `Landmarks` or `Frequencies`.")
-    codes = _codes(features, x).astype(weights.dtype)
+        raise ValueError(
+            "A classifier needs explicit features: `landmarks` as a rank, `Landmarks` or `RandomFourier`."
+        )
+    coordinates = _codes(features, x).astype(weights.dtype)
     if intercept:
-        codes = jnp.concatenate([codes, jnp.ones((codes.shape[0], 1), codes.dtype)], axis=1)
+        coordinates = jnp.concatenate(
+            [coordinates, jnp.ones((coordinates.shape[0], 1), coordinates.dtype)], axis=1
+        )
     positive = classes[1:] if classes.shape[0] == 2 else classes
     targets = jnp.where(labels[None, :] == positive[:, None], 1, -1).astype(weights.dtype)
-    loss_weights = as_positive(penalty, "penalty", scalar=True).astype(weights.dtype) * jnp.abs(weights)
+    loss_weights = as_positive(penalty, "penalty", scalar=True).astype(weights.dtype) * jnp.abs(
+        weights
+    )
     targets = jnp.where(weights < 0, -targets, targets)
-    solution, converged = _fit(codes, targets, loss_weights, intercept)
+    solution, converged = _fit(coordinates, targets, loss_weights, intercept)
     b = solution[:, -1] if intercept else jnp.zeros(solution.shape[0], solution.dtype)
-    return PredictedSVM(features, solution[:, :-1] if intercept else solution, b, classes, converged)
+    return PredictedSVM(
+        features, solution[:, :-1] if intercept else solution, b, classes, converged
+    )
 
 
 def _as_classes(labels: Array, classes: ArrayLike | None) -> Array:
@@ -128,22 +144,22 @@ def _as_classes(labels: Array, classes: ArrayLike | None) -> Array:
 
 
 @eqx.filter_jit
-def _fit(codes, targets, loss_weights, intercept: bool):
-    return jax.vmap(lambda y: _squared_hinge(codes, y, loss_weights, intercept))(targets)
+def _fit(coordinates, targets, loss_weights, intercept: bool):
+    return jax.vmap(lambda y: _squared_hinge(coordinates, y, loss_weights, intercept))(targets)
 
 
-def _squared_hinge(codes: Float[Array, "n r"], y, scale, intercept: bool):
+def _squared_hinge(coordinates: Float[Array, "n r"], y, scale, intercept: bool):
     """Minimum of |w|^2 / 2 + sum_i s_i max(0, 1 - y_i f_i)^2, and whether the points inside the margin have settled."""
-    free = jnp.zeros(codes.shape[1], codes.dtype)
-    # The intercept is not penalised; a trace keeps the system definite where no point is inside the margin.
+    free = jnp.zeros(coordinates.shape[1], coordinates.dtype)
+    # The intercept is not penalized; a trace keeps the system definite where no point is inside the margin.
     ridge = jnp.ones_like(free).at[-1].set(1e-6 if intercept else 1)
 
-    def minimum(codes, y, scale, inside):
+    def minimum(coordinates, y, scale, inside):
         s = jnp.where(inside, 2 * scale, 0)
-        matrix = matmul(codes.T, s[:, None] * codes) + jnp.diag(ridge)
-        return psd_solve(matrix, matmul(codes.T, s * y))
+        matrix = matmul(coordinates.T, s[:, None] * coordinates) + jnp.diag(ridge)
+        return psd_solve(matrix, matmul(coordinates.T, s * y))
 
-    fixed = lax.stop_gradient((codes, y, scale))
+    fixed = lax.stop_gradient((coordinates, y, scale))
 
     def objective(w):
         gap = jnp.maximum(1 - fixed[1] * matmul(fixed[0], w), 0)
@@ -152,7 +168,7 @@ def _squared_hinge(codes: Float[Array, "n r"], y, scale, intercept: bool):
     def inside_margin(w):
         return (fixed[1] * matmul(fixed[0], w) < 1) & (fixed[2] > 0)
 
-    shares = 0.5 ** jnp.arange(10).astype(codes.dtype)
+    shares = 0.5 ** jnp.arange(10).astype(coordinates.dtype)
 
     def step(carry):
         w, inside, _, count = carry
@@ -166,17 +182,17 @@ def _squared_hinge(codes: Float[Array, "n r"], y, scale, intercept: bool):
 
     start = (free, inside_margin(free), jnp.asarray(False), jnp.asarray(0))
     w, inside, converged, _ = lax.while_loop(lambda c: ~c[2] & (c[3] < _NEWTON_STEPS), step, start)
-    return jnp.where(converged, minimum(codes, y, scale, inside), w), converged
+    return jnp.where(converged, minimum(coordinates, y, scale, inside), w), converged
 
 
 def decision_values(svm: PredictedSVM, x: Points) -> Float[Array, "n c"]:
     """The value f of each class at points `[n, ...]`; one column for two classes, positive for the second. Cost O(n r (d + c))."""
-    codes = _codes(svm.features, as_points(x, "x")).astype(svm.coefficients.dtype)
-    if codes.shape[1] != svm.coefficients.shape[1]:
+    coordinates = _codes(svm.features, as_points(x, "x")).astype(svm.coefficients.dtype)
+    if coordinates.shape[1] != svm.coefficients.shape[1]:
         raise ValueError(
-            f"`x` has {codes.shape[1]} features, the classifier {svm.coefficients.shape[1]}; they must agree."
+            f"`x` has {coordinates.shape[1]} features, the classifier {svm.coefficients.shape[1]}; they must agree."
         )
-    return matmul(codes, svm.coefficients.T) + svm.intercepts
+    return matmul(coordinates, svm.coefficients.T) + svm.intercepts
 
 
 def classify(svm: PredictedSVM, x: Points) -> Array:

@@ -11,7 +11,7 @@ from .._numerics import matmul
 from .._typing import Array, ArrayLike, Float
 from ..kernels import as_kernel
 from ._dynamics import DistributionDynamics, advance, as_form, as_step_weights, coefficient_matrix
-from ._sets import set_gram
+from ._sets import embedding_gram
 
 #: Steps of times that differ by a smaller share count as equal: times are rounded.
 _EQUAL_STEPS = 1e-3
@@ -48,7 +48,9 @@ def refit_dynamics(
     return refitted(model, ridge, gammas, intervals_of(model, form), form)
 
 
-def intervals_of(model: DistributionDynamics, form: Literal["next", "change"]) -> Float[Array, " t"]:
+def intervals_of(
+    model: DistributionDynamics, form: Literal["next", "change"]
+) -> Float[Array, " t"]:
     """The intervals of a model of another form: "next" takes each step as one."""
     return jnp.ones_like(model.intervals) if form == "next" else model.intervals
 
@@ -62,11 +64,17 @@ def refitted(
 ) -> DistributionDynamics:
     """The model with these settings, which are not checked."""
     matrix = coefficient_matrix(model.gram, gammas, intervals, ridge)
-    return DistributionDynamics(model.kernel, model.sets, model.gram, matrix, intervals, ridge, gammas, form)
+    return DistributionDynamics(
+        model.kernel, model.sets, model.gram, matrix, intervals, ridge, gammas, form
+    )
 
 
 def _reference(model: DistributionDynamics, kernel: Any) -> Float[Array, "T T"]:
-    return model.gram if kernel is None else set_gram(as_kernel(kernel), model.sets).astype(model.gram.dtype)
+    return (
+        model.gram
+        if kernel is None
+        else embedding_gram(as_kernel(kernel), model.sets).astype(model.gram.dtype)
+    )
 
 
 def _squares(residuals: Float[Array, "m T"], gram: Float[Array, "T T"]) -> Float[Array, " m"]:
@@ -80,7 +88,7 @@ def leave_one_out_errors(model: DistributionDynamics, *, kernel: Any = None) -> 
 
     with the responses $\nu_s = \hat\mu_{s+1}$ (or the changes): exactly what refits without step t would give.
 
-    **Arguments:** `kernel` whose RKHS measures the error, by default the model's own. Choose bandwidths by `forward_errors`:
+    **Arguments:** `kernel` whose RKHS measures the error, by default the model's own. Choose bandwidths by `rolling_origin_errors`:
     leave-one-out is unsafe for bandwidth and regularizer together.
 
     **Returns:** `[T - 1]`. Cost O(T^3).
@@ -108,7 +116,7 @@ def left_out_predictions(model: DistributionDynamics) -> Float[Array, "t T"]:
     return jnp.eye(count, dtype=model.gram.dtype)[1:] - residuals
 
 
-def forward_errors(
+def rolling_origin_errors(
     model: DistributionDynamics, *, first: int = 2, steps: int = 1, kernel: Any = None
 ) -> Float[Array, " m"]:
     r"""Squared errors of predicting each set from those before it: $|\tilde\mu_{t + k} - \hat\mu_{t + k}|^2$ where the operator was
@@ -116,7 +124,7 @@ def forward_errors(
 
     Its mean is what to choose the regularizer, step weights and bandwidth by (with a fixed `kernel` for the bandwidth):
 
-        loss = lambda p: jnp.mean(kbr.forward_errors(kbr.refit_dynamics(model, regularizer=p)))
+        loss = lambda p: jnp.mean(kbr.rolling_origin_errors(kbr.refit_dynamics(model, regularizer=p)))
         kbr.grid_search(loss, jnp.logspace(-4, 0, 20)).parameters
 
     **Arguments:** `first`, sets to learn from at least, >= 2, and `steps` ahead k (both static); `kernel` whose RKHS measures the

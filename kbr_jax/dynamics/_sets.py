@@ -30,7 +30,7 @@ from ..kernels import AbstractKernel, as_kernel
 _BLOCK_ENTRIES = 2**21
 
 
-class SampleSets(eqx.Module):
+class SampleSequence(eqx.Module):
     r"""T samples $S_t = \{z^t_1, \dots, z^t_{n_t}\}$, with embeddings $\hat\mu_t = \sum_i w_{ti} k(z^t_i, \cdot)$ (L15 eq 2).
 
     - `points`: `[T, n, ...]`, shorter samples padded with copies of their last point.
@@ -46,10 +46,13 @@ class SampleSets(eqx.Module):
         return jnp.sum(self.weights != 0, axis=-1).astype(self.weights.dtype)
 
 
-def sample_sets(
-    sets: Sequence[Points] | Points, weights: ArrayLike | None = None, *, mask: ArrayLike | None = None
-) -> SampleSets:
-    """T samples of different sizes as one padded `SampleSets`.
+def sample_sequence(
+    sets: Sequence[Points] | Points,
+    weights: ArrayLike | None = None,
+    *,
+    mask: ArrayLike | None = None,
+) -> SampleSequence:
+    """T samples of different sizes as one padded `SampleSequence`.
 
     **Arguments:**
 
@@ -66,7 +69,9 @@ def sample_sets(
     if not isinstance(sets, (list, tuple)):
         return _stacked(sets, weights, mask)
     if mask is not None:
-        raise ValueError("`mask` belongs to stacked samples [T, n, ...]; a list of samples is padded here.")
+        raise ValueError(
+            "`mask` belongs to stacked samples [T, n, ...]; a list of samples is padded here."
+        )
     if not sets:
         raise ValueError("`sets` is empty; at least one sample is needed.")
     parts = [as_points(points, f"sets[{t}]") for t, points in enumerate(sets)]
@@ -79,7 +84,7 @@ def sample_sets(
     return _stacked(stacked, weights, jnp.asarray(np.arange(largest) < sizes[:, None]))
 
 
-def _stacked(points: Points, weights: ArrayLike | None, mask: ArrayLike | None) -> SampleSets:
+def _stacked(points: Points, weights: ArrayLike | None, mask: ArrayLike | None) -> SampleSequence:
     points = check_finite(as_points(points, "sets"), "sets")
     leaves = jax.tree.leaves(points)
     shape = leaves[0].shape[:2]
@@ -87,7 +92,9 @@ def _stacked(points: Points, weights: ArrayLike | None, mask: ArrayLike | None) 
         raise ValueError(
             "Stacked `sets` need the shape [T, n, ...] with n >= 1 in every part; pass a list of samples if their sizes differ."
         )
-    dtype = jnp.result_type(*[leaf.dtype for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)] or [float])
+    dtype = jnp.result_type(
+        *[leaf.dtype for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)] or [float]
+    )
     present = as_mask(mask, shape, "mask")
     if is_concrete(present) and not np.all(np.any(np.asarray(present), axis=1)):
         empty = np.flatnonzero(~np.any(np.asarray(present), axis=1)).tolist()
@@ -96,14 +103,18 @@ def _stacked(points: Points, weights: ArrayLike | None, mask: ArrayLike | None) 
         )
     if weights is None:
         counts = jnp.sum(present, axis=1, keepdims=True).astype(dtype)
-        return SampleSets(points, jnp.where(present, 1 / jnp.where(counts > 0, counts, 1), 0).astype(dtype))
+        return SampleSequence(
+            points, jnp.where(present, 1 / jnp.where(counts > 0, counts, 1), 0).astype(dtype)
+        )
     weights = as_weights(weights, shape[1], "weights", dtype)
     if weights.shape != shape:
-        raise ValueError(f"`weights` has shape {weights.shape}; sets of shape {shape} need one weight a point.")
-    return SampleSets(points, jnp.where(present, weights, 0))
+        raise ValueError(
+            f"`weights` has shape {weights.shape}; sets of shape {shape} need one weight a point."
+        )
+    return SampleSequence(points, jnp.where(present, weights, 0))
 
 
-def mix_sets(kernel: Any, sets: SampleSets, coefficients: ArrayLike) -> Embedding:
+def combine(kernel: Any, sets: SampleSequence, coefficients: ArrayLike) -> Embedding:
     r"""$\sum_t c_t \hat\mu_t$ as one embedding of all points (L15 eqs 5 and 8), coefficients `[T]` of any sign.
 
     The baselines of L15: `[0, ..., 0, 1]` is the last set, `sets.sizes / sets.sizes.sum()` all sets together.
@@ -120,10 +131,10 @@ def mix_sets(kernel: Any, sets: SampleSets, coefficients: ArrayLike) -> Embeddin
     return Embedding(kernel, points, weights.reshape(*weights.shape[:-2], -1))
 
 
-def set_gram(
+def embedding_gram(
     kernel: Any,
-    sets: SampleSets | GaussianMixture,
-    others: SampleSets | GaussianMixture | None = None,
+    sets: SampleSequence | GaussianMixture,
+    others: SampleSequence | GaussianMixture | None = None,
     *,
     block: int | None = None,
 ) -> Float[Array, "S T"]:
@@ -146,7 +157,9 @@ def set_gram(
     same = others is None
     others = sets if others is None else others
     if isinstance(others, GaussianMixture):
-        raise ValueError("`sets` are samples and `others` mixtures; see `evaluate_mixture` and `mmd_mixture`.")
+        raise ValueError(
+            "`sets` are samples and `others` mixtures; see `evaluate_mixture` and `mmd_mixture`."
+        )
     first, second = (jax.tree.map(lambda leaf: leaf[0], part.points) for part in (sets, others))
     check_alike(second, "a set of `others`", first, "one of `sets`")
     kernel.check(first, "sets")
@@ -155,7 +168,13 @@ def set_gram(
     pairs = np.triu_indices(s) if same else np.unravel_index(np.arange(s * t), (s, t))
     entries = sets.weights.shape[1] * others.weights.shape[1]
     block = max(1, _BLOCK_ENTRIES // entries) if block is None else as_count(block, "block")
-    values = _products(kernel, sets, others, (jnp.asarray(pairs[0]), jnp.asarray(pairs[1])), min(block, len(pairs[0])))
+    values = _products(
+        kernel,
+        sets,
+        others,
+        (jnp.asarray(pairs[0]), jnp.asarray(pairs[1])),
+        min(block, len(pairs[0])),
+    )
     if not same:
         return values.reshape(s, t)
     gram = jnp.zeros((s, s), values.dtype).at[pairs].set(values)
@@ -163,7 +182,9 @@ def set_gram(
 
 
 @eqx.filter_jit
-def _products(kernel: AbstractKernel, sets: SampleSets, others: SampleSets, pairs, block: int) -> Float[Array, " p"]:
+def _products(
+    kernel: AbstractKernel, sets: SampleSequence, others: SampleSequence, pairs, block: int
+) -> Float[Array, " p"]:
     # The checkpoint keeps the reverse pass from storing the Gram matrix of every pair.
     @jax.checkpoint
     def product(pair):
@@ -175,14 +196,14 @@ def _products(kernel: AbstractKernel, sets: SampleSets, others: SampleSets, pair
 
 
 def sampling_noise(
-    kernel: Any, sets: SampleSets, *, squared_norms: Float[Array, " T"] | None = None
+    kernel: Any, sets: SampleSequence, *, squared_norms: Float[Array, " T"] | None = None
 ) -> Float[Array, " T"]:
     r"""Expected squared distance of each embedding from that of its distribution, $E |\hat\mu_t - \mu_t|^2$, estimated without bias:
     $(\frac1n \sum_i k(z_i, z_i) - |\hat\mu_t|^2) / (n - 1)$ for n points of equal weight (0 for one point, or
     for a mass of 0).
 
     With weights of sum s, $v = \sum_i w_i^2 / s^2$ takes the place of 1 / n. **Arguments:** `squared_norms` `[T]` of the embeddings,
-    the diagonal of `set_gram`, if known. **Returns:** `[T]`. Cost O(T n^2 d), or O(T n d) with the norms.
+    the diagonal of `embedding_gram`, if known. **Returns:** `[T]`. Cost O(T n^2 d), or O(T n d) with the norms.
     """
     kernel = as_kernel(kernel)
     weights = sets.weights
@@ -198,7 +219,9 @@ def sampling_noise(
     return jnp.where(alone, 0, excess * spread / jnp.where(alone, 1, 1 - spread))
 
 
-def _mixture_gram(kernel: Any, sets: GaussianMixture, others: SampleSets | GaussianMixture) -> Float[Array, "S T"]:
+def _mixture_gram(
+    kernel: Any, sets: GaussianMixture, others: SampleSequence | GaussianMixture
+) -> Float[Array, "S T"]:
     if not isinstance(others, GaussianMixture) or sets.means.ndim != 3 or others.means.ndim != 3:
         raise ValueError("Mixtures need a leading axis, means [T, c, d], on both sides.")
     rows = jax.tree.map(lambda leaf: leaf[:, None], sets)

@@ -6,9 +6,9 @@ from ._decoding import decode_gradient as decode_gradient
 from ._decoding import decode_permutation as decode_permutation
 from ._decoding import decode_rotation as decode_rotation
 from ._decoding import decoding_objective as decoding_objective
-from ._decoding import project_rotation as project_rotation
+from ._decoding import nearest_rotation as nearest_rotation
 from ._distance import mmd as mmd
-from ._distance import mmd2 as mmd2
+from ._distance import squared_mmd as squared_mmd
 from ._distance import witness as witness
 from ._embedding import Embedding as Embedding
 from ._embedding import check_unbatched as check_unbatched
@@ -20,8 +20,8 @@ from ._embedding import inner as inner
 from ._embedding import mean as mean
 from ._embedding import mix as mix
 from ._embedding import norm as norm
-from ._embedding import normalise as normalise
-from ._embedding import normalised as normalised
+from ._embedding import normalize as normalize
+from ._embedding import normalized as normalized
 from ._embedding import squared_norm as squared_norm
 from ._gaussians import GaussianMixture as GaussianMixture
 from ._gaussians import evaluate_mixture as evaluate_mixture
@@ -33,10 +33,10 @@ from ._joint import CrossCovariance as CrossCovariance
 from ._joint import JointEmbedding as JointEmbedding
 from ._joint import covariance as covariance
 from ._joint import cross_covariance as cross_covariance
-from ._joint import hilbert_schmidt2 as hilbert_schmidt2
+from ._joint import embed_joint as embed_joint
 from ._joint import hsic as hsic
-from ._joint import joint_embed as joint_embed
 from ._joint import joint_expectation as joint_expectation
 from ._joint import marginals as marginals
+from ._joint import squared_hs_norm as squared_hs_norm
 from ._quantiles import credible_interval as credible_interval
 from ._quantiles import quantile as quantile

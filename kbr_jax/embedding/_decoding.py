@@ -35,7 +35,9 @@ def decode(embedding: Embedding, candidates: Points | None = None) -> Point:
 
 
 @eqx.filter_jit
-def decode_fixed_point(embedding: Embedding, start: Point | None = None, *, steps: int = 100) -> Point:
+def decode_fixed_point(
+    embedding: Embedding, start: Point | None = None, *, steps: int = 100
+) -> Point:
     r"""Pre-image under a Gaussian kernel by the fixed point of Mika et al. 1999,
 
     $$ y \leftarrow \frac{\sum_i w_i k(x_i, y) x_i}{\sum_i w_i k(x_i, y)}. $$
@@ -113,7 +115,9 @@ def decode_gradient(
 
 
 @eqx.filter_jit
-def _descend(embedding: Embedding, starts: Points | None, rate: Float[Array, ""], num_starts: int, steps: int) -> Point:
+def _descend(
+    embedding: Embedding, starts: Points | None, rate: Float[Array, ""], num_starts: int, steps: int
+) -> Point:
     check_unbatched(embedding, "embedding")
     embedding = _in_one_dtype(embedding)
     if starts is None:
@@ -122,7 +126,7 @@ def _descend(embedding: Embedding, starts: Points | None, rate: Float[Array, ""]
     first = as_points(starts, "starts")
     check_alike(first, "starts", embedding.points, "embedding.points")
     first = first.astype(embedding.points.dtype)
-    optimiser = optax.adam(optax.cosine_decay_schedule(rate.astype(first.dtype), steps))
+    optimizer = optax.adam(optax.cosine_decay_schedule(rate.astype(first.dtype), steps))
     objective = jax.value_and_grad(lambda y: decoding_objective(embedding, y))
 
     def descend(start):
@@ -132,10 +136,10 @@ def _descend(embedding: Embedding, starts: Points | None, rate: Float[Array, ""]
             better = value < best_value
             best, best_value = jnp.where(better, y, best), jnp.where(better, value, best_value)
             with jax.numpy_dtype_promotion("standard"):  # optax mixes its step count with floats
-                update, state = optimiser.update(gradient, state)
+                update, state = optimizer.update(gradient, state)
             return (optax.apply_updates(y, update), state, best, best_value), None
 
-        carry = (start, optimiser.init(start), start, jnp.asarray(jnp.inf, start.dtype))
+        carry = (start, optimizer.init(start), start, jnp.asarray(jnp.inf, start.dtype))
         carry, _ = lax.scan(step, carry, length=steps + 1)
         return carry[2], carry[3]
 
@@ -144,7 +148,7 @@ def _descend(embedding: Embedding, starts: Points | None, rate: Float[Array, ""]
 
 
 @jax.custom_jvp
-def project_rotation(matrix: Float[Array, "*batch d d"]) -> Float[Array, "*batch d d"]:
+def nearest_rotation(matrix: Float[Array, "*batch d d"]) -> Float[Array, "*batch d d"]:
     r"""Nearest rotation in Frobenius norm: $U \operatorname{diag}(1, \dots, \det(U V^\top)) V^\top$ from the SVD of the matrix.
 
     The gradient is that of the projection, finite also at equal singular values (at a rotation itself), where
@@ -154,7 +158,7 @@ def project_rotation(matrix: Float[Array, "*batch d d"]) -> Float[Array, "*batch
     return matmul(left, right)
 
 
-@project_rotation.defjvp
+@nearest_rotation.defjvp
 def _project_rotation_jvp(primals, tangents):
     left, values, right = _signed_svd(primals[0])
     inside = matmul(matmul(jnp.swapaxes(left, -1, -2), tangents[0]), jnp.swapaxes(right, -1, -2))
@@ -167,7 +171,9 @@ def _project_rotation_jvp(primals, tangents):
 def _signed_svd(matrix):
     """`left diag(values) right` with `left right` a rotation: the sign of a reflection goes to the last value."""
     left, values, right = jnp.linalg.svd(matrix, full_matrices=False)
-    sign = jnp.where(jnp.linalg.det(matmul(left, right)) < 0, -1.0, 1.0).astype(matrix.dtype)[..., None]
+    sign = jnp.where(jnp.linalg.det(matmul(left, right)) < 0, -1.0, 1.0).astype(matrix.dtype)[
+        ..., None
+    ]
     return left.at[..., :, -1].multiply(sign), values.at[..., -1].multiply(sign[..., 0]), right
 
 
@@ -177,11 +183,11 @@ def decode_rotation(embedding: Embedding) -> Float[Array, "*batch d d"]:
     Under the trace kernel on SO(d) it is the exact pre-image $\operatorname{argmax}_R \operatorname{tr}(A^\top R)$
     (S09 section 7, where it is found by descent); under other kernels it is the projected mean. Cost O(n d^2 + d^3).
     """
-    return project_rotation(mean(embedding))
+    return nearest_rotation(mean(embedding))
 
 
 def decode_permutation(embedding: Embedding) -> Float[Array, "d d"]:
-    r"""The permutation matrix that maximises $\operatorname{tr}(A^\top P)$ with $A = \sum_i w_i P_i$, by the Hungarian algorithm.
+    r"""The permutation matrix that maximizes $\operatorname{tr}(A^\top P)$ with $A = \sum_i w_i P_i$, by the Hungarian algorithm.
 
     The exact pre-image under the trace kernel on permutation matrices `[n, d, d]` (S09 section 5). Cost O(n d^2 + d^3);
     unbatched.

@@ -7,7 +7,7 @@ from .._typing import Array, Float, Point, Points
 from ._embedding import Embedding, evaluate, inner
 
 
-def mmd2(p: Embedding, q: Embedding, *, unbiased: bool = False) -> Float[Array, "*batch"]:
+def squared_mmd(p: Embedding, q: Embedding, *, unbiased: bool = False) -> Float[Array, "*batch"]:
     r"""Squared maximum mean discrepancy $|\mu_p - \mu_q|^2$.
 
     **Arguments:**
@@ -29,12 +29,12 @@ def mmd2(p: Embedding, q: Embedding, *, unbiased: bool = False) -> Float[Array, 
 
 
 def mmd(p: Embedding, q: Embedding) -> Float[Array, "*batch"]:
-    r"""$|\mu_p - \mu_q|$, the root of the biased `mmd2`; its gradient is 0, not NaN, where the distance is 0."""
-    return safe_sqrt(mmd2(p, q))
+    r"""$|\mu_p - \mu_q|$, the root of the biased `squared_mmd`; its gradient is 0, not NaN, where the distance is 0."""
+    return safe_sqrt(squared_mmd(p, q))
 
 
 def witness(p: Embedding, q: Embedding, points: Point | Points) -> Float[Array, "..."]:
-    r"""The (unnormalised) witness function $\mu_p(z) - \mu_q(z)$ at points z `[m, ...]`, large where p has more mass; kernel of p."""
+    r"""The (unnormalized) witness function $\mu_p(z) - \mu_q(z)$ at points z `[m, ...]`, large where p has more mass; kernel of p."""
     return evaluate(p, points) - evaluate(Embedding(p.kernel, q.points, q.weights), points)
 
 
@@ -42,7 +42,9 @@ def _squared_norm(embedding: Embedding, unbiased: bool) -> Float[Array, "*batch"
     if not unbiased:
         return inner(embedding, embedding)
     if embedding.weights.shape[-1] < 2:
-        raise ValueError("The unbiased MMD needs at least 2 points on each side; use `unbiased=False`.")
+        raise ValueError(
+            "The unbiased MMD needs at least 2 points on each side; use `unbiased=False`."
+        )
     weights = embedding.weights
     gram = embedding.kernel.gram(embedding.points, embedding.points)
     gram = gram * (1 - jnp.eye(gram.shape[0], dtype=gram.dtype))

@@ -54,7 +54,9 @@ def embed(kernel: Any, points: Points, weights: ArrayLike | None = None) -> Embe
 def check_unbatched(embedding: Embedding, name: str) -> None:
     """One embedding, not a batch of them; else a `ValueError` that names the argument."""
     if embedding.weights.ndim != 1:
-        raise ValueError(f"`{name}` is a batch of shape {embedding.weights.shape}; use `jax.vmap` over its weights.")
+        raise ValueError(
+            f"`{name}` is a batch of shape {embedding.weights.shape}; use `jax.vmap` over its weights."
+        )
 
 
 def evaluate(embedding: Embedding, points: Point | Points) -> Float[Array, "..."]:
@@ -75,19 +77,21 @@ def expectation(embedding: Embedding, function: PointFunction) -> Any:
     RKHS, but convergence is assured only for functions that are, or nearly are.
 
     **Returns:** `[..., *shape]`, leading axes as the batch of weights. Not divided by the mass: for weights that do not
-    sum to 1 consider `normalise`. Cost: n calls of `function`.
+    sum to 1 consider `normalize`. Cost: n calls of `function`.
     """
     values = jax.vmap(function)(embedding.points)
     weights = embedding.weights
-    return jax.tree.map(lambda v: jnp.tensordot(weights, v.astype(weights.dtype), axes=1, precision=HIGHEST), values)
+    return jax.tree.map(
+        lambda v: jnp.tensordot(weights, v.astype(weights.dtype), axes=1, precision=HIGHEST), values
+    )
 
 
 def mean(embedding: Embedding) -> Points:
     r"""The weighted mean point $\sum_i w_i x_i / \sum_i w_i$ `[..., *point]`, for real points.
 
-    Divides by the mass, guarded as in `normalise`. Cost O(n d).
+    Divides by the mass, guarded as in `normalize`. Cost O(n d).
     """
-    return expectation(normalise(embedding)[0], lambda x: x)
+    return expectation(normalize(embedding)[0], lambda x: x)
 
 
 def inner(p: Embedding, q: Embedding) -> Float[Array, "*batch"]:
@@ -119,19 +123,29 @@ def mix(embeddings: Sequence[Embedding], shares: ArrayLike) -> Embedding:
         raise ValueError("`embeddings` is empty; a mixture needs at least one.")
     shares = as_weights(jnp.asarray(shares), len(embeddings), "shares", embeddings[0].weights.dtype)
     if shares.ndim != 1:
-        raise ValueError(f"`shares` must be one vector of {len(embeddings)} numbers, got shape {shares.shape}.")
+        raise ValueError(
+            f"`shares` must be one vector of {len(embeddings)} numbers, got shape {shares.shape}."
+        )
     for index, other in enumerate(embeddings):
-        check_alike(other.points, f"embeddings[{index}].points", embeddings[0].points, "embeddings[0].points")
+        check_alike(
+            other.points,
+            f"embeddings[{index}].points",
+            embeddings[0].points,
+            "embeddings[0].points",
+        )
         if other.weights.ndim != 1:
             raise ValueError(
                 f"embeddings[{index}] is a batch of shape {other.weights.shape}; mix under `vmap` instead."
             )
     points = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *[e.points for e in embeddings])
-    weights = [share.astype(e.weights.dtype) * e.weights for share, e in zip(shares, embeddings, strict=True)]
+    weights = [
+        share.astype(e.weights.dtype) * e.weights
+        for share, e in zip(shares, embeddings, strict=True)
+    ]
     return Embedding(embeddings[0].kernel, points, jnp.concatenate(weights))
 
 
-def normalise(embedding: Embedding) -> tuple[Embedding, Float[Array, "*batch"]]:
+def normalize(embedding: Embedding) -> tuple[Embedding, Float[Array, "*batch"]]:
     r"""Divide the weights by their sum.
 
     **Returns:** the embedding with weights of sum 1, and the mass before, as the diagnostic: a mass far from 1, or small
@@ -140,16 +154,16 @@ def normalise(embedding: Embedding) -> tuple[Embedding, Float[Array, "*batch"]]:
     is finite (and its mass not 1).
     """
     mass = embedding.mass
-    return Embedding(embedding.kernel, embedding.points, normalised(embedding.weights)), mass
+    return Embedding(embedding.kernel, embedding.points, normalized(embedding.weights)), mass
 
 
-def normalised(weights: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
-    """Weights divided by their sum, guarded as `normalise` says."""
+def normalized(weights: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
+    """Weights divided by their sum, guarded as `normalize` says."""
     return weights / guarded_sum(weights)[..., None]
 
 
 def guarded_sum(weights: Float[Array, "*batch n"]) -> Float[Array, "*batch"]:
-    """The sum of weights, kept away from 0 as `normalise` says."""
+    """The sum of weights, kept away from 0 as `normalize` says."""
     mass, size_ = jnp.sum(weights, axis=-1), jnp.sum(jnp.abs(weights), axis=-1)
     floor = float(np.sqrt(jnp.finfo(weights.dtype).eps)) * jnp.where(size_ > 0, size_, 1)
     return jnp.where(jnp.abs(mass) > floor, mass, jnp.where(mass < 0, -floor, floor))

@@ -25,14 +25,18 @@ class GaussianMixture(eqx.Module):
     shares: Float[Array, "*batch c"]
 
 
-def gaussian_mixture(means: ArrayLike, covariances: ArrayLike, shares: ArrayLike | None = None) -> GaussianMixture:
+def gaussian_mixture(
+    means: ArrayLike, covariances: ArrayLike, shares: ArrayLike | None = None
+) -> GaussianMixture:
     r"""A `GaussianMixture` from means `[..., c, d]`, and covariances `[..., c, d, d]`, or variances `[..., c]` of round Gaussians.
 
     `shares` `[..., c]` of any sign, uniform by default. **Raises:** `ValueError` for shapes that do not fit.
     """
     means = jnp.asarray(means)
     if means.ndim < 2 or not jnp.issubdtype(means.dtype, jnp.floating):
-        raise ValueError(f"`means` must be floating-point of shape [..., c, d], got {means.dtype}{list(means.shape)}.")
+        raise ValueError(
+            f"`means` must be floating-point of shape [..., c, d], got {means.dtype}{list(means.shape)}."
+        )
     covariances = jnp.asarray(covariances, means.dtype)
     if covariances.shape == means.shape[:-1]:
         covariances = covariances[..., None, None] * jnp.eye(means.shape[-1], dtype=means.dtype)
@@ -42,7 +46,9 @@ def gaussian_mixture(means: ArrayLike, covariances: ArrayLike, shares: ArrayLike
             f"or {(*means.shape, means.shape[-1])} (matrices)."
         )
     shares = as_weights(shares, means.shape[-2], "shares", means.dtype)
-    return GaussianMixture(means, covariances, jnp.broadcast_to(shares.astype(means.dtype), means.shape[:-1]))
+    return GaussianMixture(
+        means, covariances, jnp.broadcast_to(shares.astype(means.dtype), means.shape[:-1])
+    )
 
 
 def _unscaled(kernel: Any, dtype: jnp.dtype) -> tuple[Float[Array, ""] | float, Gaussian]:
@@ -62,12 +68,17 @@ def _log_expected_kernel(
 ) -> Float[Array, "*u"]:
     r"""$\log E k(X, Y)$ for $X - Y \sim N(difference, covariance)$; leading axes broadcast, each covariance is factored once."""
     dimension = difference.shape[-1]
-    squares = jnp.broadcast_to(kernel.bandwidth.astype(difference.dtype).reshape(-1) ** 2, (dimension,))
+    squares = jnp.broadcast_to(
+        kernel.bandwidth.astype(difference.dtype).reshape(-1) ** 2, (dimension,)
+    )
     lower = jnp.linalg.cholesky(jnp.diag(squares) + covariance)
     identity = jnp.broadcast_to(jnp.eye(dimension, dtype=lower.dtype), lower.shape)
     inverse = jax.scipy.linalg.solve_triangular(lower, identity, lower=True)
     scaled = matmul(inverse, difference[..., None])[..., 0]
-    half_logs = jnp.sum(jnp.log(jnp.diagonal(lower, axis1=-2, axis2=-1)), axis=-1) - jnp.sum(jnp.log(squares)) / 2
+    half_logs = (
+        jnp.sum(jnp.log(jnp.diagonal(lower, axis1=-2, axis2=-1)), axis=-1)
+        - jnp.sum(jnp.log(squares)) / 2
+    )
     return -half_logs - jnp.sum(scaled**2, axis=-1) / 2
 
 
@@ -82,7 +93,9 @@ def inner_mixtures(kernel: Any, p: GaussianMixture, q: GaussianMixture) -> Float
     **Returns:** `[...]`. Cost O(c_p c_q d^3). **Raises:** `ValueError` for any other kernel.
     """
     if p.means.shape[-1] != q.means.shape[-1]:
-        raise ValueError(f"The mixtures have {p.means.shape[-1]} and {q.means.shape[-1]} coordinates; they must agree.")
+        raise ValueError(
+            f"The mixtures have {p.means.shape[-1]} and {q.means.shape[-1]} coordinates; they must agree."
+        )
     difference = p.means[..., :, None, :] - q.means[..., None, :, :]
     covariance = p.covariances[..., :, None, :, :] + q.covariances[..., None, :, :, :]
     factor, gaussian = _unscaled(kernel, difference.dtype)
@@ -90,7 +103,9 @@ def inner_mixtures(kernel: Any, p: GaussianMixture, q: GaussianMixture) -> Float
     return factor * jnp.sum(p.shares[..., :, None] * q.shares[..., None, :] * values, axis=(-2, -1))
 
 
-def evaluate_mixture(kernel: Any, mixture: GaussianMixture, points: Points) -> Float[Array, "*batch n"]:
+def evaluate_mixture(
+    kernel: Any, mixture: GaussianMixture, points: Points
+) -> Float[Array, "*batch n"]:
     r"""$\mu_p(z) = E_p k(Z, z)$ at points `[n, d]`, in closed form: the density of p smoothed by the kernel.
 
     **Returns:** `[..., n]`, leading axes as the batch of mixtures. Cost O(c d^3 + n c d^2) for each.
@@ -99,10 +114,14 @@ def evaluate_mixture(kernel: Any, mixture: GaussianMixture, points: Points) -> F
     """
     points = as_points(points, "points")
     if points.shape[1:] != mixture.means.shape[-1:]:
-        raise ValueError(f"`points` must be [n, {mixture.means.shape[-1]}] for this mixture, got {list(points.shape)}.")
+        raise ValueError(
+            f"`points` must be [n, {mixture.means.shape[-1]}] for this mixture, got {list(points.shape)}."
+        )
     factor, gaussian = _unscaled(kernel, points.dtype)
     difference = points[:, None, :] - mixture.means[..., None, :, :]
-    values = exp(_log_expected_kernel(gaussian, difference, mixture.covariances[..., None, :, :, :]))
+    values = exp(
+        _log_expected_kernel(gaussian, difference, mixture.covariances[..., None, :, :, :])
+    )
     return factor * jnp.sum(mixture.shares[..., None, :] * values, axis=-1)
 
 
@@ -113,7 +132,9 @@ def mmd_mixture(embedding: Embedding, mixture: GaussianMixture) -> Float[Array, 
     **Raises:** `ValueError` as `inner_mixtures`.
     """
     kernel = embedding.kernel
-    cross = jnp.sum(embedding.weights * evaluate_mixture(kernel, mixture, embedding.points), axis=-1)
+    cross = jnp.sum(
+        embedding.weights * evaluate_mixture(kernel, mixture, embedding.points), axis=-1
+    )
     return safe_sqrt(squared_norm(embedding) - 2 * cross + inner_mixtures(kernel, mixture, mixture))
 
 
@@ -121,7 +142,7 @@ def smoothed_kl(mixture: GaussianMixture, embedding: Embedding, grid: Points) ->
     r"""$KL(p * k \,\|\, q * k)$ of a mixture p and a sample q, both smoothed by the kernel, on a grid of equal cells.
 
     With p known and q a sample without negative weights (for example a herded one) this is the divergence of Lampert 2015,
-    table 2. Each is normalised to sum 1 over the grid, which must cover both.
+    table 2. Each is normalized to sum 1 over the grid, which must cover both.
 
     **Arguments:** `grid` `[g, d]`; one mixture and one embedding, use `vmap` for batches. **Returns:** a scalar; infinite where q
     is not positive and p is. In logarithms, so that q is positive however far a grid point is from the sample; what
@@ -137,9 +158,10 @@ def smoothed_kl(mixture: GaussianMixture, embedding: Embedding, grid: Points) ->
             f"`mixture` has means {mixture.means.shape}; one mixture on the `grid` has (c, {grid.shape[-1]}). Use `vmap` for several."
         )
     _, kernel = _unscaled(embedding.kernel, grid.dtype)
-    squares = squared_distances(kernel.standardise(grid), kernel.standardise(embedding.points))
+    squares = squared_distances(kernel.standardize(grid), kernel.standardize(embedding.points))
     log_p = _log_shares(
-        _log_expected_kernel(kernel, grid[:, None] - mixture.means, mixture.covariances), mixture.shares
+        _log_expected_kernel(kernel, grid[:, None] - mixture.means, mixture.covariances),
+        mixture.shares,
     )
     log_q = _log_shares(-squares / 2, embedding.weights)
     p = exp(log_p)
@@ -148,7 +170,7 @@ def smoothed_kl(mixture: GaussianMixture, embedding: Embedding, grid: Points) ->
 
 
 def _log_shares(logs: Float[Array, "g n"], weights: Float[Array, " n"]) -> Float[Array, " g"]:
-    r"""Logarithm of $\sum_i w_i e^{l_{gi}}$, normalised to sum 1 over g; $-\infty$ where the sum is not positive."""
+    r"""Logarithm of $\sum_i w_i e^{l_{gi}}$, normalized to sum 1 over g; $-\infty$ where the sum is not positive."""
     nearest = jnp.max(jnp.where(weights != 0, logs, -jnp.inf), axis=1)
     shift = lax.stop_gradient(jnp.where(jnp.isfinite(nearest), nearest, 0))
     # Only terms without weight reach the bound, which keeps 0 times infinity out of the sum.
@@ -156,5 +178,9 @@ def _log_shares(logs: Float[Array, "g n"], weights: Float[Array, " n"]) -> Float
     peak = jnp.max(shift)
     total = jnp.sum(sums * exp(shift - peak))
     empty = (sums <= 0) | (total <= 0)
-    values = jnp.log(jnp.where(empty, 1, sums)) + (shift - peak) - jnp.log(jnp.where(total <= 0, 1, total))
+    values = (
+        jnp.log(jnp.where(empty, 1, sums))
+        + (shift - peak)
+        - jnp.log(jnp.where(total <= 0, 1, total))
+    )
     return jnp.where(empty, -jnp.inf, values)

@@ -47,7 +47,9 @@ class CrossCovariance(eqx.Module):
     weights: Float[Array, "*batch n"]
 
 
-def joint_embed(kernel_x: Any, kernel_y: Any, x: Points, y: Points, weights: ArrayLike | None = None) -> JointEmbedding:
+def embed_joint(
+    kernel_x: Any, kernel_y: Any, x: Points, y: Points, weights: ArrayLike | None = None
+) -> JointEmbedding:
     r"""Embed pairs: $\hat C_{XY} = \sum_i w_i \phi(x_i) \otimes \psi(y_i)$ (S13 eq 5), uniform weights by default.
 
     **Arguments:** kernels; samples `x` `[n, ...]` and `y` `[n, ...]`; `weights` `[n]` or `[..., n]` of any sign.
@@ -60,16 +62,24 @@ def joint_embed(kernel_x: Any, kernel_y: Any, x: Points, y: Points, weights: Arr
     kernel_x.check(x, "x")
     kernel_y.check(y, "y")
     dtype = jax.eval_shape(kernel_x.diagonal, x).dtype
-    return JointEmbedding(kernel_x, kernel_y, x, y, as_weights(weights, size(x), "weights", dtype), True)
+    return JointEmbedding(
+        kernel_x, kernel_y, x, y, as_weights(weights, size(x), "weights", dtype), True
+    )
 
 
 def marginals(joint: JointEmbedding) -> tuple[Embedding, Embedding]:
     """Embeddings of the two marginals."""
-    w_x, w_y = (joint.weights, joint.weights) if joint.paired else (joint.weights.sum(-1), joint.weights.sum(-2))
+    w_x, w_y = (
+        (joint.weights, joint.weights)
+        if joint.paired
+        else (joint.weights.sum(-1), joint.weights.sum(-2))
+    )
     return Embedding(joint.kernel_x, joint.x, w_x), Embedding(joint.kernel_y, joint.y, w_y)
 
 
-def joint_expectation(joint: JointEmbedding, f: PointFunction, g: PointFunction) -> Float[Array, "*batch"]:
+def joint_expectation(
+    joint: JointEmbedding, f: PointFunction, g: PointFunction
+) -> Float[Array, "*batch"]:
     r"""Estimate of $E[f(X) g(Y)]$, $\sum_{ij} W_{ij} f(x_i) g(y_j)$, for real-valued f and g. Cost O(n m), paired O(n)."""
     a, b = _values(f, joint.x, joint.weights.dtype), _values(g, joint.y, joint.weights.dtype)
     if joint.paired:
@@ -80,18 +90,24 @@ def joint_expectation(joint: JointEmbedding, f: PointFunction, g: PointFunction)
 def _values(function: PointFunction, points: Points, dtype: jnp.dtype) -> Float[Array, " n"]:
     values = jax.vmap(function)(points)
     if jnp.ndim(values) != 1:
-        raise ValueError(f"The function must map a point to one number; its values have shape {jnp.shape(values)[1:]}.")
+        raise ValueError(
+            f"The function must map a point to one number; its values have shape {jnp.shape(values)[1:]}."
+        )
     return values.astype(dtype)
 
 
 def cross_covariance(joint: JointEmbedding) -> CrossCovariance:
     """The cross-covariance operator of paired points; a full W has none in this form (`ValueError`)."""
     if not joint.paired:
-        raise ValueError("`cross_covariance` needs a joint embedding of pairs; chain rule (b) gives one.")
+        raise ValueError(
+            "`cross_covariance` needs a joint embedding of pairs; chain rule (b) gives one."
+        )
     return CrossCovariance(joint.kernel_x, joint.kernel_y, joint.x, joint.y, joint.weights)
 
 
-def covariance(operator: CrossCovariance, f: PointFunction, g: PointFunction) -> Float[Array, "*batch"]:
+def covariance(
+    operator: CrossCovariance, f: PointFunction, g: PointFunction
+) -> Float[Array, "*batch"]:
     r"""Estimate of Cov[f(X), g(Y)] = $\sum_i w_i f(x_i) g(y_i) - (\sum_i w_i f(x_i)) (\sum_i w_i g(y_i))$ (S09 eq 4).
 
     f and g map one point to a number. Cost O(n).
@@ -101,7 +117,7 @@ def covariance(operator: CrossCovariance, f: PointFunction, g: PointFunction) ->
     return matmul(w, a * b) - matmul(w, a) * matmul(w, b)
 
 
-def hilbert_schmidt2(operator: CrossCovariance) -> Float[Array, "*batch"]:
+def squared_hs_norm(operator: CrossCovariance) -> Float[Array, "*batch"]:
     r"""Squared Hilbert-Schmidt norm $\operatorname{tr}(B K B L)$ with $B = \operatorname{diag}(w) - w w^\top$.
 
     $$ w^\top (K \circ L) w - 2 w^\top (K w \circ L w) + (w^\top K w)(w^\top L w), $$
@@ -114,10 +130,16 @@ def hilbert_schmidt2(operator: CrossCovariance) -> Float[Array, "*batch"]:
     w = operator.weights
     kw, lw = matmul(w, k), matmul(w, l)
     joint = jnp.sum(matmul(w, k * l) * w, axis=-1)
-    return joint - 2 * jnp.sum(w * kw * lw, axis=-1) + jnp.sum(w * kw, axis=-1) * jnp.sum(w * lw, axis=-1)
+    return (
+        joint
+        - 2 * jnp.sum(w * kw * lw, axis=-1)
+        + jnp.sum(w * kw, axis=-1) * jnp.sum(w * lw, axis=-1)
+    )
 
 
-def hsic(kernel_x: Any, kernel_y: Any, x: Points, y: Points, *, unbiased: bool = False) -> Float[Array, ""]:
+def hsic(
+    kernel_x: Any, kernel_y: Any, x: Points, y: Points, *, unbiased: bool = False
+) -> Float[Array, ""]:
     r"""Hilbert-Schmidt independence criterion of n pairs, $\operatorname{tr}(K H L H) / n^2$ (Gretton et al. 2005).
 
     `unbiased` gives the U-statistic (Song et al. 2012), which needs n >= 4 and can be negative:
@@ -126,11 +148,11 @@ def hsic(kernel_x: Any, kernel_y: Any, x: Points, y: Points, *, unbiased: bool =
        + \frac{1^\top \tilde K 1 \, 1^\top \tilde L 1}{(n-1)(n-2)} - \frac{2}{n-2} 1^\top \tilde K \tilde L 1 \Big], $$
 
     with the tilde for a zero diagonal. Zero in the limit if and only if X and Y are independent, for characteristic
-    kernels. Cost O(n^2 d). Raises as `joint_embed`.
+    kernels. Cost O(n^2 d). Raises as `embed_joint`.
     """
-    joint = joint_embed(kernel_x, kernel_y, x, y)
+    joint = embed_joint(kernel_x, kernel_y, x, y)
     if not unbiased:
-        return hilbert_schmidt2(cross_covariance(joint))
+        return squared_hs_norm(cross_covariance(joint))
     n = size(joint.x)
     if n < 4:
         raise ValueError(f"The unbiased HSIC needs at least 4 pairs, got {n}.")
@@ -138,4 +160,6 @@ def hsic(kernel_x: Any, kernel_y: Any, x: Points, y: Points, *, unbiased: bool =
     k, l = off * joint.kernel_x.gram(joint.x, joint.x), off * joint.kernel_y.gram(joint.y, joint.y)  # noqa: E741
     rows_k, rows_l = jnp.sum(k, axis=0), jnp.sum(l, axis=0)
     trace, product = jnp.sum(k * l), jnp.sum(rows_k) * jnp.sum(rows_l)
-    return (trace + product / ((n - 1) * (n - 2)) - 2 * matmul(rows_k, rows_l) / (n - 2)) / (n * (n - 3))
+    return (trace + product / ((n - 1) * (n - 2)) - 2 * matmul(rows_k, rows_l) / (n - 2)) / (
+        n * (n - 3)
+    )

@@ -6,14 +6,16 @@ import numpy as np
 
 from .._checks import as_points, is_concrete
 from .._typing import Array, ArrayLike, Float, Point, PointFunction
-from ._embedding import Embedding, normalised
+from ._embedding import Embedding, normalized
 
 
 def _itself(point: Point) -> Point:
     return point
 
 
-def quantile(embedding: Embedding, probabilities: ArrayLike, function: PointFunction = _itself) -> Float[Array, "..."]:
+def quantile(
+    embedding: Embedding, probabilities: ArrayLike, function: PointFunction = _itself
+) -> Float[Array, "..."]:
     r"""Quantiles of real functions of the variable, each coordinate on its own, from weights of any sign:
 
     $$ q(u) = f_{(1)} + \sum_{j < n} (f_{(j+1)} - f_{(j)}) \, 1[F(f_{(j)}) < u], \qquad
@@ -28,21 +30,27 @@ def quantile(embedding: Embedding, probabilities: ArrayLike, function: PointFunc
 
     **Returns:** `[..., *shape]`, with a leading axis `[q]` if u is a vector. Between the least and the largest value; piecewise
     constant in the weights, so that gradients reach the values only. NaN where the weights are no distribution: where their sum is
-    NaN, infinite, not positive, or positive by rounding alone (`normalise`). The indicator of a set is not in the RKHS of a smooth
+    NaN, infinite, not positive, or positive by rounding alone (`normalize`). The indicator of a set is not in the RKHS of a smooth
     kernel: expect the error of F at a scale below the kernel's bandwidth. Cost O(b s n (log n + q)) for b embeddings and s coordinates.
 
     **Raises:** `ValueError` for probabilities outside [0, 1] or of two axes, and for values that are not one real array.
     """
     dtype = embedding.weights.dtype
     levels = jnp.asarray(probabilities, dtype)
-    if levels.ndim > 1 or (is_concrete(levels) and not np.all((np.asarray(levels) >= 0) & (np.asarray(levels) <= 1))):
-        raise ValueError(f"`probabilities` must be a number in [0, 1], or a vector of them; got {probabilities}.")
+    if levels.ndim > 1 or (
+        is_concrete(levels) and not np.all((np.asarray(levels) >= 0) & (np.asarray(levels) <= 1))
+    ):
+        raise ValueError(
+            f"`probabilities` must be a number in [0, 1], or a vector of them; got {probabilities}."
+        )
     values = jax.vmap(function)(as_points(embedding.points, "embedding.points"))
     if not isinstance(values, jax.Array) or not jnp.issubdtype(values.dtype, jnp.floating):
-        raise ValueError("Quantiles need real values, one array for each point: give a `function` that returns such.")
+        raise ValueError(
+            "Quantiles need real values, one array for each point: give a `function` that returns such."
+        )
     rows = values.reshape(values.shape[0], -1).astype(dtype)
     weights = embedding.weights.reshape(-1, values.shape[0])
-    shares = normalised(weights)
+    shares = normalized(weights)
     found = jax.vmap(lambda column: _rearranged(shares, column, levels.reshape(-1)), 1, 2)(rows)
     # Comparisons with NaN, or with shares of nothing, would find an end of the sample. Shares add up to 1 unless guarded.
     known = (jnp.sum(weights, axis=1) > 0) & (jnp.sum(shares, axis=1) > 0.5)

@@ -6,13 +6,13 @@ import numpy as np
 
 from .._typing import Array, Bool, Points
 from ..kernels import as_kernel
-from ._features import AbstractFeatures, exact_features
-from ._fourier import Frequencies, fourier_features
+from ._features import AbstractFeatures, dense_gram
+from ._fourier import RandomFourier, fourier_features
 from ._landmarks import Landmarks, landmark_features
 from ._selection import greedy_landmarks
 
 #: None for the exact Gram matrix, a rank for greedy landmarks, given landmarks, or random Fourier features.
-FeatureChoice: TypeAlias = Landmarks | Frequencies | int | None
+FeatureChoice: TypeAlias = Landmarks | RandomFourier | int | None
 
 
 def fit_features(
@@ -21,14 +21,14 @@ def fit_features(
     """Exact features for None, greedy landmarks for a rank, features of the given landmarks or frequencies otherwise."""
     kernel = as_kernel(kernel)
     if landmarks is None:
-        return exact_features(kernel, points, mask)
-    if isinstance(landmarks, Frequencies):
+        return dense_gram(kernel, points, mask)
+    if isinstance(landmarks, RandomFourier):
         return fourier_features(kernel, points, landmarks, mask)
     if isinstance(landmarks, (int, np.integer)):
         landmarks = greedy_landmarks(kernel, points, rank=int(landmarks))
     if not isinstance(landmarks, Landmarks):
         raise ValueError(
-            "Landmarks must be None (exact), a rank, `Landmarks`, or `Frequencies` of random Fourier features; "
+            "Landmarks must be None (exact), a rank, `Landmarks`, or `RandomFourier` of random Fourier features; "
             f"got {type(landmarks).__name__}."
         )
     return landmark_features(kernel, points, landmarks, mask)

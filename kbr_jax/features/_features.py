@@ -2,7 +2,7 @@ r"""Samples with their Gram matrix, exact or as $K \approx \Phi \Phi^\top$, and 
 
 Every rule of the library is written once, against the methods of `AbstractFeatures`. A point enters them as its *code*,
 a row of r numbers that is linear in the embedding of the point: `k(X, x)` for the exact Gram matrix (r = n), the
-feature vector `phi(x)` for a feature map (r << n). The code of an embedding is the weighted sum of its points' codes.
+feature vector `phi(x)` for a feature map (r << n). The code of an embedding is the weighted sum of its points' coordinates.
 """
 
 import abc
@@ -12,7 +12,14 @@ import equinox as eqx
 import jax.numpy as jnp
 
 from .._checks import as_batch, size, take
-from .._numerics import AbstractFactor, matmul, psd_factor, psd_solve, resolvent, symmetric_resolvent
+from .._numerics import (
+    AbstractFactor,
+    matmul,
+    psd_factor,
+    psd_solve,
+    resolvent,
+    symmetric_resolvent,
+)
 from .._typing import Array, Bool, Float, Int, Point, Points
 from ..kernels import AbstractKernel
 
@@ -29,42 +36,45 @@ class AbstractFeatures(eqx.Module):
 
     kernel: eqx.AbstractVar[AbstractKernel]
     points: eqx.AbstractVar[Points]
-    codes: eqx.AbstractVar[Float[Array, "n r"]]
+    matrix: eqx.AbstractVar[Float[Array, "n r"]]
     mask: eqx.AbstractVar[Bool[Array, " n"] | None]
 
     @abc.abstractmethod
-    def encode(self, points: Points) -> Float[Array, "m r"]:
+    def coordinates(self, points: Points) -> Float[Array, "m r"]:
         """Codes of m points."""
 
     @abc.abstractmethod
-    def rebase(self, points: Points) -> "AbstractFeatures":
+    def at(self, points: Points) -> "AbstractFeatures":
         """The same features of another sample."""
 
     @abc.abstractmethod
     def restrict(
-        self, index: Int[Array, " k"], codes: Float[Array, "b r"]
+        self, index: Int[Array, " k"], coordinates: Float[Array, "b r"]
     ) -> tuple["AbstractFeatures", Float[Array, "b q"]]:
-        """The features of k points of the sample, and given codes as codes of these."""
+        """The features of k points of the sample, and given coordinates as coordinates of these."""
 
     @abc.abstractmethod
-    def expand(self, coefficients: Float[Array, "b r"]) -> Float[Array, "b n"]:
-        """Weights on the sample of vectors given in the coordinates of `operator`."""
+    def to_sample(self, coefficients: Float[Array, "b r"]) -> Float[Array, "b n"]:
+        """Weights on the sample of vectors given in the coordinates of `ridge_matrix`."""
 
     @abc.abstractmethod
-    def contract(self, values: Float[Array, "b n"]) -> Float[Array, "b r"]:
-        """The adjoint of `expand`."""
+    def from_sample(self, values: Float[Array, "b n"]) -> Float[Array, "b r"]:
+        """The adjoint of `to_sample`."""
 
     @abc.abstractmethod
-    def centre(self, codes: Float[Array, "b r"]) -> Float[Array, "b r"]:
-        """Codes as a centred ridge regression takes them."""
+    def center(self, coordinates: Float[Array, "b r"]) -> Float[Array, "b r"]:
+        """Codes as a centered ridge regression takes them."""
 
     @abc.abstractmethod
-    def operator(self, centred: bool) -> Float[Array, "r r"]:
-        """The matrix that a ridge regression on this sample inverts (plus its ridge), centred in feature space if asked."""
+    def ridge_matrix(self, centered: bool) -> Float[Array, "r r"]:
+        """The matrix that a ridge regression on this sample inverts (plus its ridge), centered in feature space if asked."""
 
     @abc.abstractmethod
     def posterior(
-        self, weights: Float[Array, " n"], codes: Float[Array, "b r"], regularizer: Float[Array, ""]
+        self,
+        weights: Float[Array, " n"],
+        coordinates: Float[Array, "b r"],
+        regularizer: Float[Array, ""],
     ) -> tuple[Float[Array, "b n"], Float[Array, "b n"]]:
         r"""Both forms of Bayes' rule need the same solve with D = diag(weights), of any sign.
 
@@ -74,13 +84,19 @@ class AbstractFeatures(eqx.Module):
 
     @abc.abstractmethod
     def importance_values(
-        self, weights: Float[Array, " n"], codes: Float[Array, "b r"], regularizer: Float[Array, ""]
+        self,
+        weights: Float[Array, " n"],
+        coordinates: Float[Array, "b r"],
+        regularizer: Float[Array, ""],
     ) -> Float[Array, "b n"]:
         r"""$g = (K D + \delta I)^{-1} k$ with D = diag(weights) >= 0, for each code: `importance_posterior` is $D g$."""
 
     @abc.abstractmethod
     def importance_posterior(
-        self, weights: Float[Array, " n"], codes: Float[Array, "b r"], regularizer: Float[Array, ""]
+        self,
+        weights: Float[Array, " n"],
+        coordinates: Float[Array, "b r"],
+        regularizer: Float[Array, ""],
     ) -> Float[Array, "b n"]:
         r"""$\sqrt{D} (\sqrt{D} K \sqrt{D} + \delta I)^{-1} \sqrt{D} k = (D K + \delta I)^{-1} D k$ for weights >= 0."""
 
@@ -101,94 +117,111 @@ class AbstractFeatures(eqx.Module):
 
     @property
     def dtype(self) -> jnp.dtype:
-        """Type of the codes."""
-        return self.codes.dtype
+        """Type of the coordinates."""
+        return self.matrix.dtype
 
-    def mean_code(self) -> Float[Array, " r"]:
+    def mean_coordinates(self) -> Float[Array, " r"]:
         """Code of the uniformly weighted sample."""
-        return matmul(self.uniform, self.codes)
+        return matmul(self.uniform, self.matrix)
 
     def _unpadded(self, values: Float[Array, "*b n"]) -> Float[Array, "*b n"]:
         return values if self.mask is None else jnp.where(self.mask, values, 0)
 
-    def ridge(self, regularizer: Float[Array, ""], centred: bool = False) -> AbstractFactor:
+    def ridge(self, regularizer: Float[Array, ""], centered: bool = False) -> AbstractFactor:
         """Factor of `K + n regularizer I`, or of its feature form; cost O(n^3) exact, O(n r^2) for features."""
-        return psd_factor(self.operator(centred), self.count * regularizer)
+        return psd_factor(self.ridge_matrix(centered), self.count * regularizer)
 
-    def ridge_weights(self, factor: AbstractFactor, codes: Float[Array, "b r"]) -> Float[Array, "b n"]:
+    def ridge_weights(
+        self, factor: AbstractFactor, coordinates: Float[Array, "b r"]
+    ) -> Float[Array, "b n"]:
         """`(K + n regularizer I)^{-1} k` for each code; cost O(n^2) exact, O(n r + r^2) for features."""
-        return self.expand(factor.solve(codes.T).T)
+        return self.to_sample(factor.solve(coordinates.T).T)
 
-    def project(self, codes: Float[Array, "b r"], regularizer: Float[Array, ""]) -> Float[Array, "b n"]:
-        """Weights on this sample for embeddings given by their codes, by ridge regression: `ridge` and `ridge_weights` in one."""
-        return self.ridge_weights(self.ridge(regularizer), codes)
+    def project(
+        self, coordinates: Float[Array, "b r"], regularizer: Float[Array, ""]
+    ) -> Float[Array, "b n"]:
+        """Weights on this sample for embeddings given by their coordinates, by ridge regression: `ridge` and `ridge_weights` in one."""
+        return self.ridge_weights(self.ridge(regularizer), coordinates)
 
     def ridge_values(
-        self, factor: AbstractFactor, values: Float[Array, "b n"], codes: Float[Array, "m r"]
+        self, factor: AbstractFactor, values: Float[Array, "b n"], coordinates: Float[Array, "m r"]
     ) -> Float[Array, "b m"]:
         """`k(X, x)^T (K + n regularizer I)^{-1} values` at each code: kernel ridge regression; the adjoint of `ridge_weights`."""
-        return matmul(factor.solve(self.contract(values).T).T, codes.T)
+        return matmul(factor.solve(self.from_sample(values).T).T, coordinates.T)
 
 
-class AbstractGramFeatures(AbstractFeatures):
-    """The exact kernel: codes are kernel columns `k(X, x)`, r = n."""
+class AbstractGram(AbstractFeatures):
+    """The exact kernel: coordinates are kernel columns `k(X, x)`, r = n."""
 
-    def encode(self, points: Points) -> Float[Array, "m r"]:
+    def coordinates(self, points: Points) -> Float[Array, "m r"]:
         return self._unpadded(self.kernel.gram(points, self.points))
 
-    def expand(self, coefficients: Float[Array, "b r"]) -> Float[Array, "b n"]:
+    def to_sample(self, coefficients: Float[Array, "b r"]) -> Float[Array, "b n"]:
         return coefficients
 
-    def contract(self, values: Float[Array, "b n"]) -> Float[Array, "b r"]:
+    def from_sample(self, values: Float[Array, "b n"]) -> Float[Array, "b r"]:
         return values
 
-    def centre(self, codes: Float[Array, "b r"]) -> Float[Array, "b r"]:
-        return self._unpadded(codes - jnp.sum(codes, axis=-1, keepdims=True) / self.count)
+    def center(self, coordinates: Float[Array, "b r"]) -> Float[Array, "b r"]:
+        return self._unpadded(
+            coordinates - jnp.sum(coordinates, axis=-1, keepdims=True) / self.count
+        )
 
-    def operator(self, centred: bool) -> Float[Array, "r r"]:
-        return self.centre(self.centre(self.codes).T).T if centred else self.codes
+    def ridge_matrix(self, centered: bool) -> Float[Array, "r r"]:
+        return self.center(self.center(self.matrix).T).T if centered else self.matrix
 
     def posterior(
-        self, weights: Float[Array, " n"], codes: Float[Array, "b r"], regularizer: Float[Array, ""]
+        self,
+        weights: Float[Array, " n"],
+        coordinates: Float[Array, "b r"],
+        regularizer: Float[Array, ""],
     ) -> tuple[Float[Array, "b n"], Float[Array, "b n"]]:
-        matrix = self.codes
-        beta, inverse = resolvent(weights[:, None] * matrix, regularizer, (weights * codes).T)
+        matrix = self.matrix
+        beta, inverse = resolvent(weights[:, None] * matrix, regularizer, (weights * coordinates).T)
         return beta.T, matmul(matrix, inverse).T
 
     def importance_values(
-        self, weights: Float[Array, " n"], codes: Float[Array, "b r"], regularizer: Float[Array, ""]
+        self,
+        weights: Float[Array, " n"],
+        coordinates: Float[Array, "b r"],
+        regularizer: Float[Array, ""],
     ) -> Float[Array, "b n"]:
-        matrix = self.codes * weights + regularizer * jnp.eye(self.size, dtype=codes.dtype)
-        return jnp.linalg.solve(matrix, codes.T).T
+        matrix = self.matrix * weights + regularizer * jnp.eye(self.size, dtype=coordinates.dtype)
+        return jnp.linalg.solve(matrix, coordinates.T).T
 
     def importance_posterior(
-        self, weights: Float[Array, " n"], codes: Float[Array, "b r"], regularizer: Float[Array, ""]
+        self,
+        weights: Float[Array, " n"],
+        coordinates: Float[Array, "b r"],
+        regularizer: Float[Array, ""],
     ) -> Float[Array, "b n"]:
-        matrix = weights[:, None] * self.codes + regularizer * jnp.eye(self.size, dtype=codes.dtype)
-        return jnp.linalg.solve(matrix, (weights * codes).T).T
+        matrix = weights[:, None] * self.matrix + regularizer * jnp.eye(
+            self.size, dtype=coordinates.dtype
+        )
+        return jnp.linalg.solve(matrix, (weights * coordinates).T).T
 
 
-class ExactFeatures(AbstractGramFeatures):
+class DenseGram(AbstractGram):
     """The exact Gram matrix, stored and factored. Memory O(n^2)."""
 
     kernel: AbstractKernel
     points: Points
-    codes: Float[Array, "n n"]
+    matrix: Float[Array, "n n"]
     mask: Bool[Array, " n"] | None
 
-    def rebase(self, points: Points) -> "ExactFeatures":
-        return exact_features(self.kernel, points, self.mask)
+    def at(self, points: Points) -> "DenseGram":
+        return dense_gram(self.kernel, points, self.mask)
 
     def restrict(
-        self, index: Int[Array, " k"], codes: Float[Array, "b r"]
-    ) -> tuple["ExactFeatures", Float[Array, "b q"]]:
-        matrix = self.codes[index[:, None], index[None, :]]
+        self, index: Int[Array, " k"], coordinates: Float[Array, "b r"]
+    ) -> tuple["DenseGram", Float[Array, "b q"]]:
+        matrix = self.matrix[index[:, None], index[None, :]]
         mask = None if self.mask is None else self.mask[index]
-        return ExactFeatures(self.kernel, take(self.points, index), matrix, mask), codes[:, index]
+        return DenseGram(self.kernel, take(self.points, index), matrix, mask), coordinates[:, index]
 
 
 class AbstractFeatureMap(AbstractFeatures):
-    r"""A finite feature map, $k(x, y) \approx \phi(x)^\top \phi(y)$; codes are feature vectors.
+    r"""A finite feature map, $k(x, y) \approx \phi(x)^\top \phi(y)$; coordinates are feature vectors.
 
     With $\Phi$ `[n, r]`, $A = \Phi^\top D \Phi$ and $k = \Phi l$, the push-through identity turns every n x n solve into
     an r x r one, exact for $K = \Phi \Phi^\top$:
@@ -198,60 +231,77 @@ class AbstractFeatureMap(AbstractFeatures):
     """
 
     def restrict(
-        self, index: Int[Array, " k"], codes: Float[Array, "b r"]
+        self, index: Int[Array, " k"], coordinates: Float[Array, "b r"]
     ) -> tuple["AbstractFeatureMap", Float[Array, "b q"]]:
-        part = take((self.points, self.codes, self.mask), index)
-        return eqx.tree_at(lambda f: (f.points, f.codes, f.mask), self, part, is_leaf=lambda leaf: leaf is None), codes
+        part = take((self.points, self.matrix, self.mask), index)
+        return eqx.tree_at(
+            lambda f: (f.points, f.matrix, f.mask), self, part, is_leaf=lambda leaf: leaf is None
+        ), coordinates
 
-    def expand(self, coefficients: Float[Array, "b r"]) -> Float[Array, "b n"]:
-        return matmul(coefficients, self.codes.T)
+    def to_sample(self, coefficients: Float[Array, "b r"]) -> Float[Array, "b n"]:
+        return matmul(coefficients, self.matrix.T)
 
-    def contract(self, values: Float[Array, "b n"]) -> Float[Array, "b r"]:
-        return matmul(values, self.codes)
+    def from_sample(self, values: Float[Array, "b n"]) -> Float[Array, "b r"]:
+        return matmul(values, self.matrix)
 
-    def centre(self, codes: Float[Array, "b r"]) -> Float[Array, "b r"]:
-        return codes  # The features of the sample are centred instead, in `operator` and behind `expand`.
+    def center(self, coordinates: Float[Array, "b r"]) -> Float[Array, "b r"]:
+        return coordinates  # The features of the sample are centered instead, in `ridge_matrix` and behind `to_sample`.
 
-    def operator(self, centred: bool) -> Float[Array, "r r"]:
-        features = self._unpadded((self.codes - self.mean_code()).T).T if centred else self.codes
+    def ridge_matrix(self, centered: bool) -> Float[Array, "r r"]:
+        features = (
+            self._unpadded((self.matrix - self.mean_coordinates()).T).T if centered else self.matrix
+        )
         return matmul(features.T, features)
 
     def posterior(
-        self, weights: Float[Array, " n"], codes: Float[Array, "b r"], regularizer: Float[Array, ""]
+        self,
+        weights: Float[Array, " n"],
+        coordinates: Float[Array, "b r"],
+        regularizer: Float[Array, ""],
     ) -> tuple[Float[Array, "b n"], Float[Array, "b n"]]:
-        coefficients = symmetric_resolvent(self._weighted(weights), regularizer, codes.T)
-        values = self.expand(coefficients.T)
+        coefficients = symmetric_resolvent(self._weighted(weights), regularizer, coordinates.T)
+        values = self.to_sample(coefficients.T)
         return weights * values, values
 
     def importance_values(
-        self, weights: Float[Array, " n"], codes: Float[Array, "b r"], regularizer: Float[Array, ""]
+        self,
+        weights: Float[Array, " n"],
+        coordinates: Float[Array, "b r"],
+        regularizer: Float[Array, ""],
     ) -> Float[Array, "b n"]:
-        return self.expand(psd_solve(self._weighted(weights), codes.T, regularizer).T)
+        return self.to_sample(psd_solve(self._weighted(weights), coordinates.T, regularizer).T)
 
     def importance_posterior(
-        self, weights: Float[Array, " n"], codes: Float[Array, "b r"], regularizer: Float[Array, ""]
+        self,
+        weights: Float[Array, " n"],
+        coordinates: Float[Array, "b r"],
+        regularizer: Float[Array, ""],
     ) -> Float[Array, "b n"]:
-        return weights * self.importance_values(weights, codes, regularizer)
+        return weights * self.importance_values(weights, coordinates, regularizer)
 
     def _weighted(self, weights: Float[Array, " n"]) -> Float[Array, "r r"]:
-        return matmul((weights[:, None] * self.codes).T, self.codes)
+        return matmul((weights[:, None] * self.matrix).T, self.matrix)
 
 
-def masked_rows(codes: Float[Array, "n r"], mask: Bool[Array, " n"] | None) -> Float[Array, "n r"]:
+def masked_rows(
+    coordinates: Float[Array, "n r"], mask: Bool[Array, " n"] | None
+) -> Float[Array, "n r"]:
     """Codes with zeros for padding."""
-    return codes if mask is None else jnp.where(mask[:, None], codes, 0)
+    return coordinates if mask is None else jnp.where(mask[:, None], coordinates, 0)
 
 
-def exact_features(kernel: Any, points: Points, mask: Bool[Array, " n"] | None = None) -> ExactFeatures:
+def dense_gram(kernel: Any, points: Points, mask: Bool[Array, " n"] | None = None) -> DenseGram:
     """The sample with its exact Gram matrix, for checked arguments. Cost O(n^2 d)."""
     matrix = kernel.gram(points, points)
     if mask is not None:
         matrix = jnp.where(mask[:, None] & mask[None, :], matrix, 0)
-    return ExactFeatures(kernel, points, matrix, mask)
+    return DenseGram(kernel, points, matrix, mask)
 
 
-def encode(features: AbstractFeatures, points: Point | Points, name: str) -> tuple[Float[Array, "b r"], bool]:
+def checked_coordinates(
+    features: AbstractFeatures, points: Point | Points, name: str
+) -> tuple[Float[Array, "b r"], bool]:
     """Codes of one point or of a batch, checked against the training sample; and whether it was one point."""
     batch, single = as_batch(points, name, features.points, f"training {name}")
     features.kernel.check(batch, name)
-    return features.encode(batch), single
+    return features.coordinates(batch), single

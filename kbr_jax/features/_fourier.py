@@ -38,16 +38,16 @@ from ._features import AbstractFeatureMap, masked_rows
 _Term = tuple[list[Float[Array, ""]], list[tuple[AbstractShiftInvariant, Any]]]
 
 
-class Frequencies(eqx.Module):
-    """Draws for random Fourier features, to be passed wherever landmarks are; made by `fourier_frequencies`.
+class RandomFourier(eqx.Module):
+    """Draws for random Fourier features, to be passed wherever landmarks are; made by `random_fourier`.
 
     `draws` holds, for each term of a sum of products of kernels and each factor of the term, frequencies `[r_t / 2, d]`
-    for bandwidth 1; `centre` `[1, ...]` is subtracted from the points, which changes no inner product of features but
+    for bandwidth 1; `center` `[1, ...]` is subtracted from the points, which changes no inner product of features but
     keeps the digits of the angles; `families` names the kernels the draws belong to.
     """
 
     draws: tuple[tuple[Float[Array, "q _"], ...], ...]
-    centre: Points
+    center: Points
     families: tuple[tuple[str, ...], ...] = eqx.field(static=True)
 
 
@@ -56,24 +56,24 @@ class FourierFeatures(AbstractFeatureMap):
 
     kernel: AbstractKernel
     points: Points
-    codes: Float[Array, "n r"]
+    matrix: Float[Array, "n r"]
     mask: Bool[Array, " n"] | None
-    frequencies: Frequencies
+    frequencies: RandomFourier
 
-    def encode(self, points: Points) -> Float[Array, "m r"]:
+    def coordinates(self, points: Points) -> Float[Array, "m r"]:
         return _features(self.kernel, self.frequencies, points)
 
-    def rebase(self, points: Points) -> "FourierFeatures":
-        codes = masked_rows(self.encode(points), self.mask)
-        return FourierFeatures(self.kernel, points, codes, self.mask, self.frequencies)
+    def at(self, points: Points) -> "FourierFeatures":
+        coordinates = masked_rows(self.coordinates(points), self.mask)
+        return FourierFeatures(self.kernel, points, coordinates, self.mask, self.frequencies)
 
 
-def fourier_frequencies(
+def random_fourier(
     kernel: Any, points: Points | int, *, rank: int, key: PRNGKeyArray, orthogonal: bool = False
-) -> Frequencies:
+) -> RandomFourier:
     r"""Draw the frequencies of r random Fourier features of a shift-invariant kernel (Rahimi and Recht 2007).
 
-    Pass the result where landmarks are taken: `fit_conditional(..., landmarks_x=fourier_frequencies(...))`. The features are
+    Pass the result where landmarks are taken: `fit_conditional(..., landmarks_x=random_fourier(...))`. The features are
     $\sqrt{2 / r} [\cos(\omega_j^\top x / h), \sin(\omega_j^\top x / h)]$, whose inner products have mean k(x, y) over the
     draws and variance $(1 + k(2 (x - y)) - 2 k(x - y)^2) / r$; they do not adapt to the sample as landmarks do.
 
@@ -83,13 +83,13 @@ def fourier_frequencies(
       with 1, 3, 5 degrees of freedom), with scalar or ARD bandwidth; `factor * k`; and `k + l` or `DirectSum` by
       concatenation, `k * l` or `TensorProduct` by adding the angles, of any of these. The draws depend on the kernel's
       family only: use them with every bandwidth.
-    - `points`: a sample `[n, ...]` for the shape, dtype and centre of the points, or their number of coordinates d.
+    - `points`: a sample `[n, ...]` for the shape, dtype and center of the points, or their number of coordinates d.
     - `rank`: number r of features, even; for a sum of T products a multiple of 2 T.
     - `key`: randomness.
     - `orthogonal`: frequencies in blocks of d orthogonal ones, each of the right marginal law, which lowers the variance
       (Yu et al. 2016). Not for Laplace, whose spectral density is no function of the length.
 
-    **Returns:** `Frequencies`. Cost O(r d), orthogonal O(r d^2); their features at n points cost O(n r d).
+    **Returns:** `RandomFourier`. Cost O(r d), orthogonal O(r d^2); their features at n points cost O(n r d).
 
     **Raises:** `ValueError` for a kernel without a spectral density to draw from, a `rank` that is not such a multiple,
     points outside the kernel's domain, or `orthogonal` with Laplace.
@@ -109,40 +109,55 @@ def fourier_frequencies(
     keys = iter(jax.random.split(key, sum(len(leaves) for _, leaves in terms)))
     draws = tuple(
         tuple(
-            leaf.spectral_frequencies(next(keys), count, int(np.prod(part.shape[1:])), part.dtype, orthogonal)
+            leaf.spectral_frequencies(
+                next(keys), count, int(np.prod(part.shape[1:])), part.dtype, orthogonal
+            )
             for leaf, part in leaves
         )
         for _, leaves in terms
     )
-    centre = jax.tree.map(lambda leaf: lax.stop_gradient(jnp.mean(leaf, axis=0, keepdims=True)), points)
-    return Frequencies(draws, centre, _families(terms))
+    center = jax.tree.map(
+        lambda leaf: lax.stop_gradient(jnp.mean(leaf, axis=0, keepdims=True)), points
+    )
+    return RandomFourier(draws, center, _families(terms))
 
 
 def fourier_features(
-    kernel: Any, points: Points, frequencies: Frequencies, mask: Bool[Array, " n"] | None = None
+    kernel: Any, points: Points, frequencies: RandomFourier, mask: Bool[Array, " n"] | None = None
 ) -> FourierFeatures:
     r"""Features of given frequencies at a sample `[n, ...]`, with a `mask` `[n]` False at padding; O(n r d), memory O(n r).
 
     **Raises:** `ValueError` if the frequencies were drawn for kernels of other families or for points of another shape.
     """
     kernel = as_kernel(kernel)
-    check_alike(frequencies.centre, "frequencies", points, "points")
+    check_alike(frequencies.center, "frequencies", points, "points")
     families = _families(_expand(kernel, points))
     kernel.check(points, "points")
     if families != frequencies.families:
-        raise ValueError(f"The frequencies were drawn for {frequencies.families}, but the kernel is of {families}.")
-    codes = masked_rows(_features(kernel, frequencies, points), mask)
-    return FourierFeatures(kernel, points, codes, mask, frequencies)
+        raise ValueError(
+            f"The frequencies were drawn for {frequencies.families}, but the kernel is of {families}."
+        )
+    coordinates = masked_rows(_features(kernel, frequencies, points), mask)
+    return FourierFeatures(kernel, points, coordinates, mask, frequencies)
 
 
-def _features(kernel: AbstractKernel, frequencies: Frequencies, points: Points) -> Float[Array, "m r"]:
-    points = jax.tree.map(lambda leaf, centre: leaf - centre.astype(leaf.dtype), points, frequencies.centre)
+def _features(
+    kernel: AbstractKernel, frequencies: RandomFourier, points: Points
+) -> Float[Array, "m r"]:
+    points = jax.tree.map(
+        lambda leaf, center: leaf - center.astype(leaf.dtype), points, frequencies.center
+    )
     blocks = []
     for (factors, leaves), draws in zip(_expand(kernel, points), frequencies.draws, strict=True):
         pairs = zip(leaves, draws, strict=True)
-        each = [matmul(leaf.standardise(part), draw.astype(part.dtype).T) for (leaf, part), draw in pairs]
+        each = [
+            matmul(leaf.standardize(part), draw.astype(part.dtype).T)
+            for (leaf, part), draw in pairs
+        ]
         angles = functools.reduce(jnp.add, each)
-        power = functools.reduce(jnp.multiply, [f.astype(angles.dtype) for f in factors], jnp.ones((), angles.dtype))
+        power = functools.reduce(
+            jnp.multiply, [f.astype(angles.dtype) for f in factors], jnp.ones((), angles.dtype)
+        )
         amplitude = jnp.sqrt(power / angles.shape[1])
         blocks += [amplitude * jnp.cos(angles), amplitude * jnp.sin(angles)]
     return jnp.concatenate(blocks, axis=1)
@@ -161,17 +176,23 @@ def _expand(kernel: AbstractKernel, points: Points) -> list[_Term]:
     if isinstance(kernel, AbstractShiftInvariant):
         return [([], [(kernel, points)])]
     if isinstance(kernel, Scaled):
-        return [([*factors, kernel.factor], leaves) for factors, leaves in _expand(kernel.kernel, points)]
+        return [
+            ([*factors, kernel.factor], leaves)
+            for factors, leaves in _expand(kernel.kernel, points)
+        ]
     if isinstance(kernel, (Sum, Product)):
         operands = [_expand(kernel.first, points), _expand(kernel.second, points)]
     elif isinstance(kernel, (DirectSum, TensorProduct)):
         kernel.check(points, "points")
         operands = [_expand(part, own) for part, own in zip(kernel.kernels, points, strict=True)]
     else:
-        raise ValueError(f"{type(kernel).__name__} has no spectral density to draw frequencies from. {WITH_SPECTRUM}")
+        raise ValueError(
+            f"{type(kernel).__name__} has no spectral density to draw frequencies from. {WITH_SPECTRUM}"
+        )
     chain = itertools.chain.from_iterable
     if isinstance(kernel, (Sum, DirectSum)):
         return list(chain(operands))
     return [
-        (list(chain(f for f, _ in terms)), list(chain(p for _, p in terms))) for terms in itertools.product(*operands)
+        (list(chain(f for f, _ in terms)), list(chain(p for _, p in terms)))
+        for terms in itertools.product(*operands)
     ]

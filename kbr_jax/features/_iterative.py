@@ -1,6 +1,6 @@
 r"""Exact ridge regression on samples whose Gram matrix does not fit in memory: conjugate gradients with blocked products.
 
-Each iteration costs one product $K P$, in blocks of rows (`gram_product`). Their number is that of
+Each iteration costs one product $K P$, in blocks of rows (`gram_matvec`). Their number is that of
 $M^{-1} (K + n \lambda I)$ with $M = \Phi \Phi^\top + n \lambda I$ from landmark features $\Phi$: its condition number is at most
 $1 + |K - \Phi \Phi^\top| / (n \lambda)$, so it takes tens of iterations once the landmarks explain K down to the ridge.
 """
@@ -15,8 +15,8 @@ from jax import lax
 from .._checks import as_count, is_concrete, size, take
 from .._numerics import AbstractFactor, PSDFactor, matmul, psd_factor
 from .._typing import Array, Float, Int, Points
-from ..kernels import AbstractKernel, gram_product
-from ._features import AbstractGramFeatures, ExactFeatures, exact_features
+from ..kernels import AbstractKernel, gram_matvec
+from ._features import AbstractGram, DenseGram, dense_gram
 from ._landmarks import Landmarks, landmark_features
 from ._selection import greedy_landmarks
 
@@ -34,7 +34,7 @@ class ConjugateGradient(eqx.Module):
     - `tolerance`: on the residual $|b - (K + n \lambda I) w| / |b|$ of each column; by default 1e-8 in float64, 1e-5 in
       float32. A float32 residual has a floor of about 1e-7 |K| / (n lambda).
     - `max_iterations`: limit on the iterations of one solve.
-    - `block`: rows of K formed at a time, as in `gram_product`.
+    - `block`: rows of K formed at a time, as in `gram_matvec`.
     - `throw`: raise an `equinox.EquinoxRuntimeError` when the program runs and a column ends above the tolerance, also
       in the solve of a gradient. If False the last iterate is returned: look at `ConjugateGradientFactor.diagnose`.
     """
@@ -54,7 +54,9 @@ class ConjugateGradient(eqx.Module):
             as_count(self.block, "block")
         tolerance = self.tolerance
         if tolerance is not None and (not is_concrete(tolerance) or not 0 < tolerance < 1):
-            raise ValueError(f"`tolerance` must be a plain number in (0, 1), or None for the default; got {tolerance}.")
+            raise ValueError(
+                f"`tolerance` must be a plain number in (0, 1), or None for the default; got {tolerance}."
+            )
 
 
 class SolveReport(eqx.Module):
@@ -66,19 +68,19 @@ class SolveReport(eqx.Module):
 
 
 class ConjugateGradientFactor(AbstractFactor):
-    r"""$K + s I$, or $H K H + s I$ if `centred`, ready to be solved with by conjugate gradients; K is never formed.
+    r"""$K + s I$, or $H K H + s I$ if `centered`, ready to be solved with by conjugate gradients; K is never formed.
 
-    `codes` holds the landmark features $\Phi$ `[n, r]` of the preconditioner and `inner` the factor of
+    `coordinates` holds the landmark features $\Phi$ `[n, r]` of the preconditioner and `inner` the factor of
     $\Phi^\top \Phi + s I$. Gradients come from kernel, points and shift by implicit differentiation: one more solve.
     """
 
     kernel: AbstractKernel
     points: Points
     shift: Float[Array, ""]
-    codes: Float[Array, "n r"] | None
+    matrix: Float[Array, "n r"] | None
     inner: PSDFactor | None
     settings: ConjugateGradient
-    centred: bool = eqx.field(static=True)
+    centered: bool = eqx.field(static=True)
 
     def solve(self, b: Float[Array, "n *k"]) -> Float[Array, "n *k"]:
         return self.diagnose(b)[0]
@@ -93,23 +95,27 @@ class ConjugateGradientFactor(AbstractFactor):
 
     def product(self, x: Float[Array, "n k"]) -> Float[Array, "n k"]:
         """The matrix times columns."""
-        inside = _centre(x) if self.centred else x
-        inside = gram_product(self.kernel, self.points, self.points, inside, block=self.settings.block)
-        return (_centre(inside) if self.centred else inside) + self.shift * x
+        inside = _center(x) if self.centered else x
+        inside = gram_matvec(
+            self.kernel, self.points, self.points, inside, block=self.settings.block
+        )
+        return (_center(inside) if self.centered else inside) + self.shift * x
 
     def precondition(self, x: Float[Array, "n k"]) -> Float[Array, "n k"]:
         r"""$s (\Phi \Phi^\top + s I)^{-1} x = x - \Phi (\Phi^\top \Phi + s I)^{-1} \Phi^\top x$."""
-        if self.codes is None or self.inner is None:
+        if self.matrix is None or self.inner is None:
             return x
-        return x - matmul(self.codes, self.inner.solve(matmul(self.codes.T, x)))
+        return x - matmul(self.matrix, self.inner.solve(matmul(self.matrix.T, x)))
 
 
-def _centre(x: Float[Array, "n k"]) -> Float[Array, "n k"]:
+def _center(x: Float[Array, "n k"]) -> Float[Array, "n k"]:
     return x - jnp.mean(x, axis=0)
 
 
 @eqx.filter_jit
-def _solve(factor: ConjugateGradientFactor, b: Float[Array, "n k"]) -> tuple[Float[Array, "n k"], SolveReport]:
+def _solve(
+    factor: ConjugateGradientFactor, b: Float[Array, "n k"]
+) -> tuple[Float[Array, "n k"], SolveReport]:
     settings, fixed = factor.settings, lax.stop_gradient(factor)
     tolerance = settings.tolerance
     if tolerance is None:
@@ -151,7 +157,9 @@ def _iterate(
     def cycle(state):
         x, residual, _, counts = state
         # Half the tolerance, because the residual of the recursion drifts from the true one.
-        step, used = _cycle(factor.product, factor.precondition, residual, tolerance / 2, limit - jnp.max(counts))
+        step, used = _cycle(
+            factor.product, factor.precondition, residual, tolerance / 2, limit - jnp.max(counts)
+        )
         x = x + step
         return x, b - factor.product(x), jnp.max(_norms(residual)), counts + used
 
@@ -162,7 +170,11 @@ def _iterate(
 
 
 def _cycle(
-    product: Callable, precondition: Callable, b: Float[Array, "n k"], tolerance: float, limit: Int[Array, ""]
+    product: Callable,
+    precondition: Callable,
+    b: Float[Array, "n k"],
+    tolerance: float,
+    limit: Int[Array, ""],
 ) -> tuple[Float[Array, "n k"], Int[Array, " k"]]:
     """One run of preconditioned conjugate gradients from zero; every column has its own steps and rests once it is done."""
 
@@ -175,7 +187,9 @@ def _cycle(
         active = _norms(residual) > tolerance
         image = product(direction)
         curvature = jnp.sum(direction * image, axis=0)
-        length = jnp.where(active & (curvature > 0), height / jnp.where(curvature > 0, curvature, 1), 0)
+        length = jnp.where(
+            active & (curvature > 0), height / jnp.where(curvature > 0, curvature, 1), 0
+        )
         x, residual = x + length * direction, residual - length * image
         improved = precondition(residual)
         new_height = jnp.sum(residual * improved, axis=0)
@@ -188,10 +202,10 @@ def _cycle(
     return x, counts
 
 
-class IterativeFeatures(AbstractGramFeatures):
+class LazyGram(AbstractGram):
     """The exact Gram matrix, not stored: ridge regressions on it are solved by conjugate gradients.
 
-    Memory O(n (block + r)) for `encode`, `ridge` and what follows from them. `codes`, `operator` and both posteriors (Bayes'
+    Memory O(n (block + r)) for `coordinates`, `ridge` and what follows from them. `coordinates`, `ridge_matrix` and both posteriors (Bayes'
     rule for the variable of this sample) still form the n x n matrix, when asked.
     """
 
@@ -202,7 +216,7 @@ class IterativeFeatures(AbstractGramFeatures):
     preconditioner: Float[Array, "n r"] | None
 
     @property
-    def codes(self) -> Float[Array, "n r"]:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def coordinates(self) -> Float[Array, "n r"]:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The Gram matrix, formed anew."""
         return self.kernel.gram(self.points, self.points)
 
@@ -210,34 +224,40 @@ class IterativeFeatures(AbstractGramFeatures):
     def dtype(self) -> jnp.dtype:
         return jax.eval_shape(self.kernel.diagonal, self.points).dtype
 
-    def mean_code(self) -> Float[Array, " r"]:
-        return gram_product(self.kernel, self.points, self.points, self.uniform, block=self.settings.block)
+    def mean_coordinates(self) -> Float[Array, " r"]:
+        return gram_matvec(
+            self.kernel, self.points, self.points, self.uniform, block=self.settings.block
+        )
 
-    def rebase(self, points: Points) -> "IterativeFeatures":
-        return iterative_features(self.kernel, points, self.settings)
+    def at(self, points: Points) -> "LazyGram":
+        return lazy_gram(self.kernel, points, self.settings)
 
     def restrict(
-        self, index: Int[Array, " k"], codes: Float[Array, "b r"]
-    ) -> tuple[ExactFeatures, Float[Array, "b q"]]:
-        return exact_features(self.kernel, take(self.points, index)), codes[:, index]
+        self, index: Int[Array, " k"], coordinates: Float[Array, "b r"]
+    ) -> tuple[DenseGram, Float[Array, "b q"]]:
+        return dense_gram(self.kernel, take(self.points, index)), coordinates[:, index]
 
-    def ridge(self, regularizer: Float[Array, ""], centred: bool = False) -> ConjugateGradientFactor:
+    def ridge(
+        self, regularizer: Float[Array, ""], centered: bool = False
+    ) -> ConjugateGradientFactor:
         shift = self.count * regularizer
-        codes, inner = self.preconditioner, None
-        if codes is not None:
-            codes = codes - jnp.mean(codes, axis=0) if centred else codes
-            inner = psd_factor(matmul(codes.T, codes), lax.stop_gradient(shift))
-        return ConjugateGradientFactor(self.kernel, self.points, shift, codes, inner, self.settings, centred)
+        coordinates, inner = self.preconditioner, None
+        if coordinates is not None:
+            coordinates = coordinates - jnp.mean(coordinates, axis=0) if centered else coordinates
+            inner = psd_factor(matmul(coordinates.T, coordinates), lax.stop_gradient(shift))
+        return ConjugateGradientFactor(
+            self.kernel, self.points, shift, coordinates, inner, self.settings, centered
+        )
 
 
-def iterative_features(kernel: AbstractKernel, points: Points, settings: ConjugateGradient) -> IterativeFeatures:
+def lazy_gram(kernel: AbstractKernel, points: Points, settings: ConjugateGradient) -> LazyGram:
     """A checked sample, with the landmark features that precondition its solves. Cost O(n r^2 + n r d)."""
     landmarks, rank = settings.landmarks, settings.rank
     if landmarks is None and rank:
         candidates = take(points, slice(None, None, max(1, size(points) // (_CANDIDATES * rank))))
         landmarks = greedy_landmarks(kernel, candidates, rank=rank)
-    codes = None
+    coordinates = None
     if landmarks is not None:
-        codes = landmark_features(*lax.stop_gradient((kernel, points, landmarks))).codes
-    # pyright counts the property `codes` among the fields.
-    return IterativeFeatures(kernel, points, None, settings, codes)  # pyright: ignore[reportCallIssue]
+        coordinates = landmark_features(*lax.stop_gradient((kernel, points, landmarks))).matrix
+    # pyright counts the property `coordinates` among the fields.
+    return LazyGram(kernel, points, None, settings, coordinates)  # pyright: ignore[reportCallIssue]

@@ -37,33 +37,41 @@ class LandmarkFeatures(AbstractFeatureMap):
 
     kernel: AbstractKernel
     points: Points
-    codes: Float[Array, "n r"]
+    matrix: Float[Array, "n r"]
     mask: Bool[Array, " n"] | None
     landmarks: Landmarks
     cholesky: Float[Array, "r r"]
 
-    def encode(self, points: Points) -> Float[Array, "m r"]:
+    def coordinates(self, points: Points) -> Float[Array, "m r"]:
         return _features(self.kernel, self.landmarks, self.cholesky, points)
 
-    def rebase(self, points: Points) -> "LandmarkFeatures":
-        codes = masked_rows(self.encode(points), self.mask)
-        return LandmarkFeatures(self.kernel, points, codes, self.mask, self.landmarks, self.cholesky)
+    def at(self, points: Points) -> "LandmarkFeatures":
+        coordinates = masked_rows(self.coordinates(points), self.mask)
+        return LandmarkFeatures(
+            self.kernel, points, coordinates, self.mask, self.landmarks, self.cholesky
+        )
 
     def of_values(self, values: Float[Array, "*b r"]) -> Float[Array, "*b r"]:
         r"""Codes $L^{-1} v$ of embeddings with values v at the landmarks, as if 0 at inactive ones."""
         return _whiten(self.landmarks, self.cholesky, values)
 
-    def on_landmarks(self, codes: Float[Array, "*b r"]) -> Float[Array, "*b r"]:
-        r"""Weights $L^{-\top} c$ on the landmark points, of embeddings with codes c; exact in the span of the landmarks."""
-        flat = codes.reshape(-1, codes.shape[-1])
-        return jax.scipy.linalg.solve_triangular(self.cholesky, flat.T, lower=True, trans=1).T.reshape(codes.shape)
+    def on_landmarks(self, coordinates: Float[Array, "*b r"]) -> Float[Array, "*b r"]:
+        r"""Weights $L^{-\top} c$ on the landmark points, of embeddings with coordinates c; exact in the span of the landmarks."""
+        flat = coordinates.reshape(-1, coordinates.shape[-1])
+        return jax.scipy.linalg.solve_triangular(
+            self.cholesky, flat.T, lower=True, trans=1
+        ).T.reshape(coordinates.shape)
 
 
-def _features(kernel, landmarks: Landmarks, cholesky: Float[Array, "r r"], points: Points) -> Float[Array, "m r"]:
+def _features(
+    kernel, landmarks: Landmarks, cholesky: Float[Array, "r r"], points: Points
+) -> Float[Array, "m r"]:
     return _whiten(landmarks, cholesky, kernel.gram(landmarks.points, points).T)
 
 
-def _whiten(landmarks: Landmarks, cholesky: Float[Array, "r r"], values: Float[Array, "*b r"]) -> Float[Array, "*b r"]:
+def _whiten(
+    landmarks: Landmarks, cholesky: Float[Array, "r r"], values: Float[Array, "*b r"]
+) -> Float[Array, "*b r"]:
     flat = jnp.where(landmarks.active, values, 0).reshape(-1, values.shape[-1])
     return jax.scipy.linalg.solve_triangular(cholesky, flat.T, lower=True).T.reshape(values.shape)
 
@@ -95,5 +103,5 @@ def landmark_features(
     matrix = only_active(matrix, active)
     identity = jnp.eye(matrix.shape[0], dtype=matrix.dtype)
     cholesky = jnp.linalg.cholesky(matrix + 10 * lax.stop_gradient(jitter(matrix)) * identity)
-    codes = masked_rows(_features(kernel, landmarks, cholesky, points), mask)
-    return LandmarkFeatures(kernel, points, codes, mask, landmarks, cholesky)
+    coordinates = masked_rows(_features(kernel, landmarks, cholesky, points), mask)
+    return LandmarkFeatures(kernel, points, coordinates, mask, landmarks, cholesky)

@@ -57,7 +57,12 @@ class _Proposals(eqx.Module):
 
 @eqx.filter_jit
 def rejection_pivots(
-    kernel: AbstractKernel, x: Points, rank: int, tolerance: Float[Array, ""], key: PRNGKeyArray, block: int
+    kernel: AbstractKernel,
+    x: Points,
+    rank: int,
+    tolerance: Float[Array, ""],
+    key: PRNGKeyArray,
+    block: int,
 ) -> Pivots:
     """Randomly pivoted Cholesky, `block` proposals at a time.
 
@@ -75,14 +80,18 @@ def rejection_pivots(
         """Compute the residuals, drop pivots behind the tolerance, and propose from there."""
         pivots, step, _ = carry
         residual, squares = _residuals(sample, pivots)
-        before = jnp.sum(residual) + jnp.cumsum(squares[::-1])[::-1]  # trace before each pivot, of positive terms only
+        before = (
+            jnp.sum(residual) + jnp.cumsum(squares[::-1])[::-1]
+        )  # trace before each pivot, of positive terms only
         kept = jnp.sum(pivots.filled & (before > limit)).astype(pivots.count.dtype)
         unfinished = (kept == pivots.count) & (kept < rank)
         cumulative = jnp.cumsum(residual)
 
         def going(now: _Proposals):
             missing = (rank - now.pivots.count).astype(dtype)
-            few = missing * cumulative[-1] <= budget * now.trace  # proposals to come, if the trace stays
+            few = (
+                missing * cumulative[-1] <= budget * now.trace
+            )  # proposals to come, if the trace stays
             allowed = jnp.where(few, _PATIENCE * budget, budget)
             return unfinished & (missing > 0) & (now.refused <= allowed) & (now.trace > limit)
 
@@ -93,29 +102,37 @@ def rejection_pivots(
             jnp.sum(residual),
             jnp.asarray(0, dtype),
         )
-        end = lax.while_loop(going, lambda now: _propose(sample, residual, cumulative, rank, key, block, now), start)
+        end = lax.while_loop(
+            going, lambda now: _propose(sample, residual, cumulative, rank, key, block, now), start
+        )
         # A trace above the limit now was so before every pivot: no need to compute it.
         certain = (end.pivots.count == rank) & (end.least > limit)
         return end.pivots, end.step, unfinished & ~certain & (end.pivots.count > kept)
 
     none = Pivots(jnp.zeros(width, int), jnp.zeros((width, width), dtype), jnp.asarray(0))
-    return lax.while_loop(lambda carry: carry[2], renew, (none, jnp.asarray(0), jnp.asarray(True)))[0]
+    return lax.while_loop(lambda carry: carry[2], renew, (none, jnp.asarray(0), jnp.asarray(True)))[
+        0
+    ]
 
 
-def _propose(sample: _Sample, residual, cumulative, rank: int, key, block: int, now: _Proposals) -> _Proposals:
+def _propose(
+    sample: _Sample, residual, cumulative, rank: int, key, block: int, now: _Proposals
+) -> _Proposals:
     """Draw `block` points in proportion to `residual`, with these cumulative sums, and add those that are accepted."""
     pivots, kernel = now.pivots, sample.kernel
     draw, accept = jax.random.split(jax.random.fold_in(key, now.step))
     candidates = _indices(draw, cumulative, block).astype(pivots.index.dtype)
-    points, centres = take(sample.x, candidates), take(sample.x, pivots.index)
-    gram = jnp.where(pivots.filled[:, None], kernel.gram(centres, points), 0)
+    points, centers = take(sample.x, candidates), take(sample.x, pivots.index)
+    gram = jnp.where(pivots.filled[:, None], kernel.gram(centers, points), 0)
     own = jax.scipy.linalg.solve_triangular(pivots.factor(), gram, lower=True)
     matrix = kernel.gram(points, points) - matmul(own.T, own)
     # Of a point that was chosen before, rounding would leave a trace.
     again = jnp.any((candidates[:, None] == pivots.index) & pivots.filled, axis=1)
     heights = jnp.where(again, 0, jnp.maximum(jnp.diagonal(matrix), 0))
     bars = residual[candidates] * jax.random.uniform(accept, (block,), residual.dtype)
-    floor = 4 * jnp.finfo(residual.dtype).eps * jnp.max(sample.diagonal)  # rounding errors are no pivots
+    floor = (
+        4 * jnp.finfo(residual.dtype).eps * jnp.max(sample.diagonal)
+    )  # rounding errors are no pivots
     room = rank - pivots.count
     chosen, columns, added, rest = choose_pivots(
         matrix, candidates, heights, jnp.maximum(bars, floor), False, block, room
@@ -124,7 +141,9 @@ def _propose(sample: _Sample, residual, cumulative, rank: int, key, block: int, 
     lower = lax.dynamic_update_slice(pivots.lower, own[:, chosen].T, (pivots.count, 0))
     lower = lax.dynamic_update_slice(lower, columns[chosen], (pivots.count, pivots.count))
     index = lax.dynamic_update_slice(pivots.index, candidates[chosen], (pivots.count,))
-    trace = cumulative[-1] * jnp.mean(safe_divide(jnp.where(heights > floor, heights, 0), residual[candidates]))
+    trace = cumulative[-1] * jnp.mean(
+        safe_divide(jnp.where(heights > floor, heights, 0), residual[candidates])
+    )
     repeated = jnp.any(jnp.tril(candidates[:, None] == candidates, -1), axis=1)
     least = jnp.sum(jnp.where(repeated, 0, rest))
     pivots = Pivots(index, lower, pivots.count + added)
@@ -138,7 +157,7 @@ def _residuals(sample: _Sample, pivots: Pivots) -> tuple[Float[Array, " n"], Flo
     corners = jnp.stack([lower[i : i + group, i : i + group] for i in range(0, width, group)])
     units = jnp.broadcast_to(jnp.eye(group, dtype=lower.dtype), corners.shape)
     inverses = jax.scipy.linalg.solve_triangular(corners, units, lower=True)
-    centres = take(sample.x, pivots.index)
+    centers = take(sample.x, pivots.index)
 
     def sweep(t, carry):
         residual, squares, rows = carry
@@ -154,17 +173,26 @@ def _residuals(sample: _Sample, pivots: Pivots) -> tuple[Float[Array, " n"], Flo
                 weights = lax.dynamic_slice(lower, (g * group, h * group), (group, group))
                 return new - matmul(weights, lax.dynamic_slice_in_dim(rows, h * group, group))
 
-            new = lax.fori_loop(0, g, subtract, sample.kernel.gram(take(centres, own), points))
+            new = lax.fori_loop(0, g, subtract, sample.kernel.gram(take(centers, own), points))
             new = jnp.where(filled[own][:, None], matmul(inverses[g], new), 0)
             rows = lax.dynamic_update_slice_in_dim(rows, new, g * group, 0)
             squares = squares.at[own].add(jnp.sum(jnp.where(fresh, new, 0) ** 2, axis=1))
             return rows, rest - matmul(jnp.ones(group, new.dtype), new**2), squares
 
         rest = lax.dynamic_slice_in_dim(sample.diagonal, start, tile)
-        rows, rest, squares = lax.fori_loop(0, -(-pivots.count // group), substitute, (rows, rest, squares))
-        return lax.dynamic_update_slice_in_dim(residual, jnp.maximum(rest, 0), start, 0), squares, rows
+        rows, rest, squares = lax.fori_loop(
+            0, -(-pivots.count // group), substitute, (rows, rest, squares)
+        )
+        return (
+            lax.dynamic_update_slice_in_dim(residual, jnp.maximum(rest, 0), start, 0),
+            squares,
+            rows,
+        )
 
-    empty = jnp.zeros(width, lower.dtype), jnp.zeros((width, tile), lower.dtype)  # the same rows for every tile
+    empty = (
+        jnp.zeros(width, lower.dtype),
+        jnp.zeros((width, tile), lower.dtype),
+    )  # the same rows for every tile
     residual, squares, _ = lax.fori_loop(0, -(-n // tile), sweep, (sample.diagonal, *empty))
     return residual.at[jnp.where(filled, pivots.index, n)].set(0, mode="drop"), squares
 
@@ -195,15 +223,26 @@ def choose_pivots(matrix, candidates, heights, bars, greedy: bool, block: int, r
         pivot = jnp.argmax(rest) if greedy else t
         height = rest[pivot]
         accepted = (height > bars[pivot]) & (count < room)
-        column = (matrix[:, pivot] - matmul(columns, columns[pivot])) / jnp.sqrt(jnp.where(accepted, height, 1))
+        column = (matrix[:, pivot] - matmul(columns, columns[pivot])) / jnp.sqrt(
+            jnp.where(accepted, height, 1)
+        )
         column = jnp.where(accepted, column, 0)
         # A refused proposal writes zeros where the next accepted one will stand.
         columns = columns.at[:, count].set(column, mode="drop")
         chosen = chosen.at[count].set(jnp.where(accepted, pivot, 0), mode="drop")
         # A point that was proposed twice is explained exactly; rounding would leave a trace of it.
-        rest = jnp.where(accepted & (candidates == candidates[pivot]), 0, jnp.maximum(rest - column**2, 0))
+        rest = jnp.where(
+            accepted & (candidates == candidates[pivot]), 0, jnp.maximum(rest - column**2, 0)
+        )
         return rest, columns, chosen, count + accepted.astype(count.dtype)
 
-    start = (heights, jnp.zeros((heights.shape[0], block), matrix.dtype), jnp.zeros(block, int), jnp.asarray(0))
-    rest, columns, chosen, count = lax.fori_loop(0, block if greedy else heights.shape[0], turn, start)
+    start = (
+        heights,
+        jnp.zeros((heights.shape[0], block), matrix.dtype),
+        jnp.zeros(block, int),
+        jnp.asarray(0),
+    )
+    rest, columns, chosen, count = lax.fori_loop(
+        0, block if greedy else heights.shape[0], turn, start
+    )
     return chosen, columns, count, rest

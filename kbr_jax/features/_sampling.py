@@ -14,7 +14,7 @@ from .._typing import Array, Float, Points, PRNGKeyArray
 from ..kernels import AbstractKernel, as_kernel
 from ._landmarks import Landmarks
 from ._pivots import draw_indices
-from ._selection import random_landmarks
+from ._selection import rpcholesky_landmarks
 
 #: The reservoir of a stream holds this many points for each landmark unless told otherwise.
 _POOL = 10
@@ -23,19 +23,21 @@ _POOL = 10
 _SLICE = 4096
 
 
-def kmeans_landmarks(x: Points, *, rank: int, key: PRNGKeyArray, kernel: Any = None, iterations: int = 0) -> Landmarks:
+def kmeanspp_landmarks(
+    x: Points, *, rank: int, key: PRNGKeyArray, kernel: Any = None, iterations: int = 0
+) -> Landmarks:
     r"""Landmarks by k-means++ seeding (Arthur and Vassilvitskii 2007), then Lloyd's iterations if asked for.
 
     The first point is drawn uniformly, each next one in proportion to $D_i^2$, the squared distance of point i to the
     nearest one drawn: Euclidean, or, with a `kernel`, $k(x, x) - 2 k(x, c) + k(c, c)$ in its space of functions. Lloyd's
-    iterations move every centre to the mean of the points nearest to it (Zhang, Tsang and Kwok 2008 take these as landmarks).
+    iterations move every center to the mean of the points nearest to it (Zhang, Tsang and Kwok 2008 take these as landmarks).
 
     **Arguments:**
 
     - `x`: sample `[n, ...]`; arrays of real coordinates, or any points that the `kernel` takes.
     - `rank`: number r of landmarks, at most n (static). `key`: randomness.
     - `kernel`: measures the distances of the seeding; Euclidean if None. Lloyd's iterations are Euclidean in any case.
-    - `iterations`: number of Lloyd's iterations (static); only for arrays. A centre that loses all its points stays.
+    - `iterations`: number of Lloyd's iterations (static); only for arrays. A center that loses all its points stays.
 
     **Returns:** r `Landmarks`, points of the sample for 0 iterations; not `active` where the sample holds fewer different
     points. No gradient flows through them. Seeding costs O(n r d) in r passes over the sample and memory O(n d); an
@@ -55,7 +57,9 @@ def kmeans_landmarks(x: Points, *, rank: int, key: PRNGKeyArray, kernel: Any = N
             "k-means needs `x` to be one array of real coordinates; for other points pass a `kernel` and 0 iterations."
         )
     seeds, active = _seed(kernel, lax.stop_gradient(x), rank, key)
-    return Landmarks(_lloyd(seeds, active, lax.stop_gradient(x), iterations) if iterations else seeds, active)
+    return Landmarks(
+        _lloyd(seeds, active, lax.stop_gradient(x), iterations) if iterations else seeds, active
+    )
 
 
 def _is_real_array(x: Points) -> bool:
@@ -71,12 +75,14 @@ def _seed(kernel: AbstractKernel | None, x: Points, rank: int, key: PRNGKeyArray
     kernel = lax.stop_gradient(kernel)
 
     def distances(index):
-        centre = take(x, index[None])
+        center = take(x, index[None])
         if kernel is None:
-            return squared_distances(_flat(x), _flat(centre))[:, 0]
-        norms = kernel.diagonal(x) + kernel.diagonal(centre)
-        squares = norms - 2 * kernel.gram(x, centre)[:, 0]
-        return jnp.where(squares > 8 * jnp.finfo(norms.dtype).eps * norms, squares, 0)  # below: rounding
+            return squared_distances(_flat(x), _flat(center))[:, 0]
+        norms = kernel.diagonal(x) + kernel.diagonal(center)
+        squares = norms - 2 * kernel.gram(x, center)[:, 0]
+        return jnp.where(
+            squares > 8 * jnp.finfo(norms.dtype).eps * norms, squares, 0
+        )  # below: rounding
 
     def add(i, carry):
         nearest, chosen, active = carry
@@ -93,32 +99,32 @@ def _seed(kernel: AbstractKernel | None, x: Points, rank: int, key: PRNGKeyArray
 
 
 @eqx.filter_jit
-def _lloyd(centres: Array, active: Array, x: Array, iterations: int) -> Array:
-    points, shape = _flat(x), centres.shape
+def _lloyd(centers: Array, active: Array, x: Array, iterations: int) -> Array:
+    points, shape = _flat(x), centers.shape
     rank, count = shape[0], points.shape[0]
     width = min(_SLICE, count)
     padded = jnp.pad(points, ((0, -count % width), (0, 0))).reshape(-1, width, points.shape[1])
 
-    def move(_, centres):
+    def move(_, centers):
         def nearest(rows):
-            return jnp.argmin(jnp.where(active, squared_distances(rows, centres), jnp.inf), axis=1)
+            return jnp.argmin(jnp.where(active, squared_distances(rows, centers), jnp.inf), axis=1)
 
         owner = lax.map(nearest, padded).reshape(-1)[:count]
         sums = jax.ops.segment_sum(points, owner, rank)
         counts = jax.ops.segment_sum(jnp.ones(count, points.dtype), owner, rank)[:, None]
-        return jnp.where(counts > 0, sums / jnp.maximum(counts, 1), centres)
+        return jnp.where(counts > 0, sums / jnp.maximum(counts, 1), centers)
 
-    return lax.fori_loop(0, iterations, move, _flat(centres)).reshape(shape)
+    return lax.fori_loop(0, iterations, move, _flat(centers)).reshape(shape)
 
 
-def stream_landmarks(
+def streaming_landmarks(
     kernel: Any, chunks: Iterable[Points], *, rank: int, key: PRNGKeyArray, pool: int | None = None
 ) -> Landmarks:
     r"""Landmarks of a sample that comes in chunks and is seen once, in any order.
 
     A reservoir keeps a uniform subsample of `pool` of all the points seen (each gets a random priority, the largest stay);
-    randomly pivoted Cholesky then chooses among these. So the law of the landmarks is that of `random_landmarks` on a uniform
-    subsample, whatever the order of the points, and for a stream of at most `pool` points it is `random_landmarks` of all
+    randomly pivoted Cholesky then chooses among these. So the law of the landmarks is that of `rpcholesky_landmarks` on a uniform
+    subsample, whatever the order of the points, and for a stream of at most `pool` points it is `rpcholesky_landmarks` of all
     points. The residual of the subsample estimates that of the stream; what is rarer than 1 in `pool` may be missed.
 
     **Arguments:**
@@ -150,7 +156,7 @@ def stream_landmarks(
     if state is None:
         raise ValueError("`chunks` is an empty stream; at least one chunk is needed.")
     points = take(state[0], slice(min(seen, pool)))
-    return random_landmarks(kernel, points, rank=rank, key=choose)
+    return rpcholesky_landmarks(kernel, points, rank=rank, key=choose)
 
 
 def _pieces(kernel: AbstractKernel, chunks: Iterable[Points]) -> Iterator[tuple[Points, int]]:
@@ -163,7 +169,9 @@ def _pieces(kernel: AbstractKernel, chunks: Iterable[Points]) -> Iterator[tuple[
         check_alike(chunk, name, first, "chunks[0]")
         kinds = [[str(leaf.dtype) for leaf in jax.tree.leaves(c)] for c in (chunk, first)]
         if kinds[0] != kinds[1]:
-            raise ValueError(f"`{name}` has the dtypes {kinds[0]} and `chunks[0]` {kinds[1]}; they must agree.")
+            raise ValueError(
+                f"`{name}` has the dtypes {kinds[0]} and `chunks[0]` {kinds[1]}; they must agree."
+            )
         kernel.check(chunk, name)
         width = size(first)
         for start in range(0, size(chunk), width):
@@ -177,7 +185,9 @@ def _lengthened(points: Points, width: int) -> Points:
 
 
 @jax.jit
-def _absorb(points: Points, priorities: Array, piece: Points, count: Array, key: PRNGKeyArray) -> tuple[Points, Array]:
+def _absorb(
+    points: Points, priorities: Array, piece: Points, count: Array, key: PRNGKeyArray
+) -> tuple[Points, Array]:
     """The reservoir after one more piece: the points of largest priority; padding has the priority of an empty place."""
     width = size(piece)
     # Integers, since random floats have too few values near their largest to tell many points apart.

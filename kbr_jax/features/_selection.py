@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._checks import as_count, as_points, as_share, check_finite, size, take
+from .._checks import as_count, as_fraction, as_points, check_finite, size, take
 from .._numerics import matmul
 from .._typing import Array, Bool, Float, Int, Points, PRNGKeyArray
 from ..kernels import as_kernel
@@ -97,7 +97,9 @@ def incomplete_cholesky(
     kernel, x, rank, share = _checked(kernel, x, rank, tolerance)
     result = _decompose(kernel, x, rank, share, key, as_count(block, "block"))
     active = jnp.arange(rank) < result.count
-    return IncompleteCholesky(jnp.where(active, result.rows[:rank].T, 0), result.pivots[:rank], active, result.residual)
+    return IncompleteCholesky(
+        jnp.where(active, result.rows[:rank].T, 0), result.pivots[:rank], active, result.residual
+    )
 
 
 def _checked(kernel: Any, x: Points, rank: int, tolerance: float | None):
@@ -108,7 +110,7 @@ def _checked(kernel: Any, x: Points, rank: int, tolerance: float | None):
     dtype = jax.eval_shape(kernel.diagonal, x).dtype
     if tolerance is None:
         tolerance = 1e-12 if jnp.finfo(dtype).eps < 1e-10 else 1e-6
-    return kernel, x, min(rank, size(x)), as_share(tolerance, "tolerance").astype(dtype)
+    return kernel, x, min(rank, size(x)), as_fraction(tolerance, "tolerance").astype(dtype)
 
 
 @eqx.filter_jit
@@ -130,12 +132,16 @@ def _decompose(kernel, x, rank: int, tolerance, key, block: int) -> _State:
         jnp.asarray(0),
         jnp.asarray(True),
     )
-    if block == 1:  # A fixed number of steps stays cheap under `vmap`, where a `while_loop` copies its state.
+    if (
+        block == 1
+    ):  # A fixed number of steps stays cheap under `vmap`, where a `while_loop` copies its state.
         return lax.fori_loop(0, rank, lambda _, state: add(state), start)
     return lax.while_loop(lambda state: state.going & (state.count < rank), add, start)
 
 
-def _add_block(kernel, x, diagonal, rank: int, tolerance, keys, block: int, state: _State) -> _State:
+def _add_block(
+    kernel, x, diagonal, rank: int, tolerance, keys, block: int, state: _State
+) -> _State:
     """Choose up to `block` pivots and write their rows behind those that are filled."""
     proposals = 1 if block == 1 else min(_PROPOSALS * block, size(x))
     if keys is None:
@@ -152,7 +158,9 @@ def _add_block(kernel, x, diagonal, rank: int, tolerance, keys, block: int, stat
     matrix = kernel.gram(points, points) - matmul(own.T, own)
     bars = jnp.maximum(bars, floor)
     heights = state.residual[candidates]
-    chosen, cholesky, count, _ = choose_pivots(matrix, candidates, heights, bars, keys is None, block, room)
+    chosen, cholesky, count, _ = choose_pivots(
+        matrix, candidates, heights, bars, keys is None, block, room
+    )
 
     # The new rows are L^-1 [k(accepted, x) - own^T rows].
     used = jnp.arange(block) < count
@@ -168,7 +176,10 @@ def _add_block(kernel, x, diagonal, rank: int, tolerance, keys, block: int, stat
     added = jnp.sum(kept)
     # A loop over the rows: compilers for CPUs sum over the leading axis many times slower.
     residual = lax.fori_loop(
-        0, block, lambda i, rest: rest - jnp.where(i < added, rows[state.count + i] ** 2, 0), state.residual
+        0,
+        block,
+        lambda i, rest: rest - jnp.where(i < added, rows[state.count + i] ** 2, 0),
+        state.residual,
     )
     index = candidates[chosen].astype(state.pivots.dtype)
     return _State(
@@ -198,7 +209,9 @@ def _add_rows(kernel, chosen, x, inverse, mixing, state: _State):
 
         def subtract(g, new):
             weights = lax.dynamic_slice_in_dim(mixing, g * _GROUP, _GROUP, axis=1)
-            return new + matmul(weights, lax.dynamic_slice(rows, (g * _GROUP, start), (_GROUP, tile)))
+            return new + matmul(
+                weights, lax.dynamic_slice(rows, (g * _GROUP, start), (_GROUP, tile))
+            )
 
         new = lax.fori_loop(0, groups, subtract, matmul(inverse, part))
         fresh = start + jnp.arange(tile) >= t * tile
@@ -228,7 +241,7 @@ def greedy_landmarks(
     return Landmarks(take(x, result.pivots[:rank]), jnp.arange(rank) < result.count)
 
 
-def random_landmarks(
+def rpcholesky_landmarks(
     kernel: Any,
     x: Points,
     *,

@@ -16,4 +16,4 @@ from ._moments import MomentStep as MomentStep
 from ._rival import RivalFilter as RivalFilter
 from ._rival import RivalState as RivalState
 from ._smoothing import smooth as smooth
-from ._windows import delay_windows as delay_windows
+from ._windows import delay_embedding as delay_embedding

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from .._checks import as_count, as_regularizer
 from .._numerics import AbstractFactor, matmul
 from .._typing import Array, ArrayLike, Bool, Float, Point, Points
-from ..embedding import Embedding, normalised
-from ..features import AbstractFeatureMap, AbstractFeatures, ExactFeatures, FeatureChoice, fit_features
+from ..embedding import Embedding, normalized
+from ..features import AbstractFeatureMap, AbstractFeatures, DenseGram, FeatureChoice, fit_features
 from ..kernels import AbstractKernel, DirectSum, as_kernel
 from ..rules import centred_weights
 from ._base import AbstractSampleFilter, FilterStep, as_transitions, project_prior
@@ -22,24 +22,30 @@ class ConcatenatedFeatures(AbstractFeatureMap):
 
     kernel: AbstractKernel
     points: Points
-    codes: Float[Array, "n r"]
+    matrix: Float[Array, "n r"]
     mask: None
     first: AbstractFeatures
     second: AbstractFeatures
 
-    def encode(self, points: Points) -> Float[Array, "m r"]:
-        return jnp.concatenate([self.first.encode(points[0]), self.second.encode(points[1])], axis=-1)
+    def coordinates(self, points: Points) -> Float[Array, "m r"]:
+        return jnp.concatenate(
+            [self.first.coordinates(points[0]), self.second.coordinates(points[1])], axis=-1
+        )
 
-    def rebase(self, points: Points) -> "ConcatenatedFeatures":
-        first, second = self.first.rebase(points[0]), self.second.rebase(points[1])
+    def at(self, points: Points) -> "ConcatenatedFeatures":
+        first, second = self.first.at(points[0]), self.second.at(points[1])
         return concatenated_features(first, second)
 
 
-def concatenated_features(first: AbstractFeatures, second: AbstractFeatures) -> ConcatenatedFeatures:
+def concatenated_features(
+    first: AbstractFeatures, second: AbstractFeatures
+) -> ConcatenatedFeatures:
     """Concatenate two feature maps of paired samples."""
     kernel = DirectSum((first.kernel, second.kernel))
-    codes = jnp.concatenate([first.codes, second.codes], axis=-1)
-    return ConcatenatedFeatures(kernel, (first.points, second.points), codes, None, first, second)
+    coordinates = jnp.concatenate([first.matrix, second.matrix], axis=-1)
+    return ConcatenatedFeatures(
+        kernel, (first.points, second.points), coordinates, None, first, second
+    )
 
 
 class ApproximateFilter(AbstractSampleFilter):
@@ -51,7 +57,7 @@ class ApproximateFilter(AbstractSampleFilter):
 
     - `form="printed"`: $\beta \leftarrow (H K + H U + n \lambda I)^{-1} H (\tilde G \beta + u)$ (theorem 9, algorithm 2). Its
       weights sum to 0: decode by `decode`, not by a mean;
-    - `form="affine"`: the same regression with its intercept; weights sum to 1 (see `condition_centred`).
+    - `form="affine"`: the same regression with its intercept; weights sum to 1 (see `condition_centered`).
 
     Cost of a step: O(n^2) exact, O(n r) with landmarks. On a linear-Gaussian system its gain tends to Q / (Q + R), not to the
     Kalman gain.
@@ -90,7 +96,7 @@ class ApproximateFilter(AbstractSampleFilter):
 
         **Arguments:** `states` `[T, ...]` and `observations` `[T, ...]`, the one at t made in state t; pairs are
         $(s_t, o_{t+1}) \to s_{t+1}$. For data that is not one sequence pass `successors` `[n, ...]`, and `observations` made in
-        the successors. `regularizer`: lambda > 0, in `H K + H U + n lambda I`. Landmarks (or `Frequencies`): both exact (None) or
+        the successors. `regularizer`: lambda > 0, in `H K + H U + n lambda I`. Landmarks (or `RandomFourier`): both exact (None) or
         both low-rank.
 
         **Raises:** `ValueError` as `KernelBayesFilter.fit`.
@@ -99,8 +105,13 @@ class ApproximateFilter(AbstractSampleFilter):
             raise ValueError(f"`form` must be 'affine' or 'printed', got {form!r}.")
         if (landmarks_states is None) != (landmarks_observations is None):
             raise ValueError("Give landmarks for both states and observations, or for neither.")
-        kernel_states, kernel_observations = as_kernel(kernel_states), as_kernel(kernel_observations)
-        states, observations, successors, _ = as_transitions(states, observations, successors, lag=1)
+        kernel_states, kernel_observations = (
+            as_kernel(kernel_states),
+            as_kernel(kernel_observations),
+        )
+        states, observations, successors, _ = as_transitions(
+            states, observations, successors, lag=1
+        )
         kernel_states.check(states, "states")
         kernel_observations.check(observations, "observations")
         first = fit_features(kernel_states, states, landmarks_states)
@@ -108,7 +119,7 @@ class ApproximateFilter(AbstractSampleFilter):
         ridge = as_regularizer(regularizer, "regularizer", first.dtype)
         if landmarks_states is None:
             kernel = DirectSum((kernel_states, kernel_observations))
-            joint = ExactFeatures(kernel, (states, observations), first.codes + second.codes, None)
+            joint = DenseGram(kernel, (states, observations), first.matrix + second.matrix, None)
         else:
             joint = concatenated_features(first, second)
         return ApproximateFilter(
@@ -116,10 +127,10 @@ class ApproximateFilter(AbstractSampleFilter):
             observations=second,
             joint=joint,
             successors=successors,
-            successor_codes=first.encode(successors),
-            joint_factor=joint.ridge(ridge, centred=True),
-            state_factor=first.ridge(ridge, centred=True),
-            observation_factor=second.ridge(ridge, centred=True),
+            successor_codes=first.coordinates(successors),
+            joint_factor=joint.ridge(ridge, centered=True),
+            state_factor=first.ridge(ridge, centered=True),
+            observation_factor=second.ridge(ridge, centered=True),
             regularizer=ridge,
             form=form,
         )
@@ -128,22 +139,26 @@ class ApproximateFilter(AbstractSampleFilter):
         """Weights on the successors: uniform, as algorithm 2 starts, or the regression of a given prior onto them."""
         if prior is None:
             return jnp.full(self.states.size, 1 / self.states.size, self.successor_codes.dtype)
-        successors = self.states.rebase(self.successors)
+        successors = self.states.at(self.successors)
         return project_prior(successors, prior, successors.ridge(self.regularizer))
 
     def init_from_observation(self, observation: Point) -> tuple[Float[Array, " n"], FilterStep]:
         """Belief of a first observation without a past: the (affine) conditional embedding of the state given it."""
-        code = self.encode(observation)
+        code = self.coordinates_of(observation)
         own = centred_weights(self.observations, self.observation_factor, code[None], "affine")[0]
-        return own, FilterStep(own, own, self._evidence(own, code, jnp.asarray(True)), jnp.asarray(False))
+        return own, FilterStep(
+            own, own, self._evidence(own, code, jnp.asarray(True)), jnp.asarray(False)
+        )
 
     def update(
         self, state: Float[Array, " n"], code: Float[Array, " r"], observed: Bool[Array, ""]
     ) -> tuple[Float[Array, " n"], FilterStep]:
         """One step for an encoded observation (S09 theorem 9); a missing one leaves the transition alone."""
         past = matmul(state, self.successor_codes)
-        codes = past + code if isinstance(self.joint, ExactFeatures) else jnp.concatenate([past, code])
-        belief = centred_weights(self.joint, self.joint_factor, codes[None], self.form)[0]
+        coordinates = (
+            past + code if isinstance(self.joint, DenseGram) else jnp.concatenate([past, code])
+        )
+        belief = centred_weights(self.joint, self.joint_factor, coordinates[None], self.form)[0]
         predicted = self._transition(state, self.form)
         belief = jnp.where(observed, belief, predicted)
         # The printed weights sum to 0; only the affine prediction has an evidence.
@@ -159,11 +174,17 @@ class ApproximateFilter(AbstractSampleFilter):
             weights = self._transition(weights, self.form)
         return Embedding(self.states.kernel, self.successors, weights)
 
-    def _transition(self, weights: Float[Array, "*batch n"], form: Form) -> Float[Array, "*batch n"]:
-        codes = matmul(weights, self.successor_codes)
-        flat = centred_weights(self.states, self.state_factor, codes.reshape(-1, codes.shape[-1]), form)
+    def _transition(
+        self, weights: Float[Array, "*batch n"], form: Form
+    ) -> Float[Array, "*batch n"]:
+        coordinates = matmul(weights, self.successor_codes)
+        flat = centred_weights(
+            self.states, self.state_factor, coordinates.reshape(-1, coordinates.shape[-1]), form
+        )
         return flat.reshape(weights.shape)
 
-    def _evidence(self, predicted: Float[Array, " n"], code: Float[Array, " r"], observed: Bool[Array, ""]):
-        values = self.observations.expand(code[None])[0]
-        return jnp.where(observed, matmul(normalised(predicted), values), jnp.nan)
+    def _evidence(
+        self, predicted: Float[Array, " n"], code: Float[Array, " r"], observed: Bool[Array, ""]
+    ):
+        values = self.observations.to_sample(code[None])[0]
+        return jnp.where(observed, matmul(normalized(predicted), values), jnp.nan)

@@ -36,7 +36,7 @@ class FilterStep(eqx.Module):
     - `weights`: the belief after the observation, `[..., n]`, on `filter.support`; `filter.belief(weights)` is its embedding.
     - `predicted`: the weights of the belief before the observation, as used (cleaned), `[..., n]`. They stand on the training
       states, also where `weights` stand on others: a `KernelBayesFilter` of form (a).
-    - `evidence`: $\langle \hat\mu_{o | h}, \psi(o) \rangle$ of the normalised prediction (before any `Recovery`), how well the
+    - `evidence`: $\langle \hat\mu_{o | h}, \psi(o) \rangle$ of the normalized prediction (before any `Recovery`), how well the
       observation was foreseen; NaN where it is missing.
     - `restarted`: whether the belief was replaced because the observation contradicted it.
     """
@@ -61,11 +61,18 @@ class AbstractFilter(eqx.Module):
         """State before the first observation, from a prior over hidden states; by default the training states' marginal."""
 
     @abc.abstractmethod
-    def update(self, state: Any, code: Float[Array, " r"], observed: Bool[Array, ""]) -> tuple[Any, Any]:
+    def update(
+        self, state: Any, code: Float[Array, " r"], observed: Bool[Array, ""]
+    ) -> tuple[Any, Any]:
         """`step` for an observation that is already a code of `observations`."""
 
     def step(
-        self, state: Any, observation: Point, observed: ArrayLike = True, *, control: Point | None = None
+        self,
+        state: Any,
+        observation: Point,
+        observed: ArrayLike = True,
+        *,
+        control: Point | None = None,
     ) -> tuple[Any, Any]:
         """Advance by one observation, online.
 
@@ -76,28 +83,36 @@ class AbstractFilter(eqx.Module):
         **Returns:** the state for the next step, and what is known after this one: a `FilterStep`, or a `MomentStep`.
         """
         observed = jnp.asarray(observed)
-        code = self.encode(observation, observed)[None]
-        controls = None if control is None else jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], control)
+        code = self.coordinates_of(observation, observed)[None]
+        controls = (
+            None if control is None else jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], control)
+        )
         return self.update(state, self.with_controls(code, controls)[0], observed)
 
-    def encode(self, observation: Point, observed: ArrayLike = True) -> Float[Array, " r"]:
+    def coordinates_of(self, observation: Point, observed: ArrayLike = True) -> Float[Array, " r"]:
         """Code of one checked observation, or of a stand-in if it is missing."""
         training = self.observations.points
         batch, single = as_batch(observation, "observation", training, "training observations")
         if not single:
-            raise ValueError("`observation` must be one point; use `kbr_jax.filter` for a sequence.")
+            raise ValueError(
+                "`observation` must be one point; use `kbr_jax.filter` for a sequence."
+            )
         self.observations.kernel.check(batch, "observation")
-        return self.codes(fill(batch, jnp.asarray(observed)[None], take(training, 0)))[0]
+        return self.coordinates(fill(batch, jnp.asarray(observed)[None], take(training, 0)))[0]
 
-    def codes(self, observations: Points) -> Float[Array, "m r"]:
+    def coordinates(self, observations: Points) -> Float[Array, "m r"]:
         """Codes of m observations, as `update` takes them."""
-        return self.observations.encode(observations)
+        return self.observations.coordinates(observations)
 
-    def with_controls(self, codes: Float[Array, "m r"], controls: Points | None) -> Float[Array, "m q"]:
+    def with_controls(
+        self, coordinates: Float[Array, "m r"], controls: Points | None
+    ) -> Float[Array, "m q"]:
         """Codes of m observations, with those of the inputs that act after them behind, where the filter knows inputs."""
         if controls is not None:
-            raise ValueError(f"This {type(self).__name__} was fitted without `controls`; see `ControlledFilter`.")
-        return codes
+            raise ValueError(
+                f"This {type(self).__name__} was fitted without `controls`; see `ControlledFilter`."
+            )
+        return coordinates
 
 
 class AbstractSampleFilter(AbstractFilter):
@@ -124,7 +139,11 @@ class AbstractSampleFilter(AbstractFilter):
 
 
 def as_transitions(
-    states: Points, observations: Points, successors: Points | None, lag: int, mask: ArrayLike | None = None
+    states: Points,
+    observations: Points,
+    successors: Points | None,
+    lag: int,
+    mask: ArrayLike | None = None,
 ) -> tuple[Points, Points, Points, Bool[Array, " n"] | None]:
     """Checked training triples `[n, ...]`: states, observations made `lag` steps later, and successors; and their mask.
 
@@ -150,27 +169,40 @@ def as_transitions(
         if mask is not None:
             mask = mask[:count] & mask[1 : count + 1]
         successors = take(states, slice(1, count + 1))
-        states, observations = take(states, slice(count)), take(observations, slice(lag, lag + count))
+        states, observations = (
+            take(states, slice(count)),
+            take(observations, slice(lag, lag + count)),
+        )
     states, observations, successors = in_one_precision(states, observations, successors)
     states, observations, successors = (
         check_finite(without_padding(points, mask), name)
-        for points, name in ((states, "states"), (observations, "observations"), (successors, "successors"))
+        for points, name in (
+            (states, "states"),
+            (observations, "observations"),
+            (successors, "successors"),
+        )
     )
     return states, observations, successors, mask
 
 
-def most_active(prior: Float[Array, " n"], likelihood: Float[Array, " n"], count: int) -> Int[Array, " k"]:
+def most_active(
+    prior: Float[Array, " n"], likelihood: Float[Array, " n"], count: int
+) -> Int[Array, " k"]:
     """Indices of the `count` weights of a non-negative prior that are largest times the likelihood; those that are 0 come last."""
     likely = jnp.maximum(prior * likelihood, 0)
     return lax.top_k(jnp.where(prior > 0, 1 + safe_divide(likely, jnp.max(likely)), 0), count)[1]
 
 
-def project_prior(features: AbstractFeatures, prior: Embedding, factor: AbstractFactor) -> Float[Array, " n"]:
+def project_prior(
+    features: AbstractFeatures, prior: Embedding, factor: AbstractFactor
+) -> Float[Array, " n"]:
     """An embedding over states as weights on the sample of `features`, by the ridge regression of `factor`."""
     check_unbatched(prior, "prior")
     check_alike(prior.points, "prior.points", features.points, "training states")
-    codes = features.encode(like(prior.points, features.points))
-    return features.ridge_weights(factor, matmul(prior.weights.astype(codes.dtype), codes)[None])[0]
+    coordinates = features.coordinates(like(prior.points, features.points))
+    return features.ridge_weights(
+        factor, matmul(prior.weights.astype(coordinates.dtype), coordinates)[None]
+    )[0]
 
 
 def filter(
@@ -208,7 +240,12 @@ def filter(
     **Raises:** `ValueError` for observations that are not of the kind of the training observations, or a mask of another
     length.
     """
-    options: dict[str, Any] = {"controls": controls, "observed": observed, "read": read, "segment": segment}
+    options: dict[str, Any] = {
+        "controls": controls,
+        "observed": observed,
+        "read": read,
+        "segment": segment,
+    }
     return advance(filt, filt.init(prior), observations, **options)[1]
 
 
@@ -247,8 +284,8 @@ def _scan(
     segment: int | None,
 ):
     # All observations are encoded at once, as one matrix product instead of T products with a vector.
-    codes = filt.codes(fill(observations, observed, take(filt.observations.points, 0)))
-    codes = filt.with_controls(codes, controls)
+    coordinates = filt.coordinates(fill(observations, observed, take(filt.observations.points, 0)))
+    coordinates = filt.with_controls(coordinates, controls)
 
     def step(carry, inputs):
         carry, known = filt.update(carry, *inputs)
@@ -257,11 +294,13 @@ def _scan(
     def scan(carry, inputs):
         return lax.scan(jax.checkpoint(step, prevent_cse=False), carry, inputs)
 
-    inputs = codes, observed
+    inputs = coordinates, observed
     if segment is None or segment >= size(observations):
         return scan(state, inputs)
     count = size(observations) // segment
-    stored = jax.tree.map(lambda leaf: leaf[: count * segment].reshape(count, segment, *leaf.shape[1:]), inputs)
+    stored = jax.tree.map(
+        lambda leaf: leaf[: count * segment].reshape(count, segment, *leaf.shape[1:]), inputs
+    )
     state, first = lax.scan(jax.checkpoint(scan, prevent_cse=False), state, stored)
     first = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), first)
     if count * segment == size(observations):

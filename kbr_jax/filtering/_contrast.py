@@ -33,9 +33,9 @@ class Contrast(eqx.Module):
     - Forward regression with kernel k, $A = G + n \varepsilon I$: $m(s) = \bar y + k(S, s)^\top A^{-1} (Y - \bar y)$ with
       relative variance $\sigma^2(s) = k(s, s) + n \varepsilon - k(S, s)^\top A^{-1} k(S, s)$.
     - Residuals of the truth $z_i = (y_i - m_{-i}(s_i)) / \sigma_{-i}(s_i)$, where $m_{-i}$ has not seen the block of i in time
-      (neighbours know the answer), and of the rival $z'_i = (y_i - m(r_i)) / \sigma(r_i)$. Their second moments are C (with
+      (neighbors know the answer), and of the rival $z'_i = (y_i - m(r_i)) / \sigma(r_i)$. Their second moments are C (with
       1e-3 of its mean variance added to every direction) and C'.
-    - Directions: the generalised eigenvectors $C' v = g C v$, $v^\top C v = 1$, of the largest ratios g.
+    - Directions: the generalized eigenvectors $C' v = g C v$, $v^\top C v = 1$, of the largest ratios g.
     - Evidence: $\ell(s; y) = -\frac{\nu + 1}{2} \sum_v (1 - 1 / g_v)_+ \log(1 + u_v^2 / \nu)$,
       $u_v = v^\top (y - m(s)) / \sigma(s)$: Student's log-density of nu degrees of freedom, in the directions where a rival's
       residuals are larger than the truth's. Differences of it are the log-likelihood ratios of states.
@@ -45,7 +45,7 @@ class Contrast(eqx.Module):
 
     kernel: AbstractKernel
     states: Points
-    centre: Float[Array, " p"]
+    center: Float[Array, " p"]
     directions: Float[Array, "p d"]
     ratios: Float[Array, " d"]
     coefficients: Float[Array, "n d"]
@@ -74,7 +74,7 @@ class Contrast(eqx.Module):
         - `regularizer`: epsilon > 0 in `G + n epsilon I`.
         - `degrees`: nu > 0 of the evidence; fewer bound what a single observation can say.
         - `directions`: number of contrast directions (static), at most p.
-        - `block`: number of successive points left out together (static), at most n / 2: longer than neighbours resemble
+        - `block`: number of successive points left out together (static), at most n / 2: longer than neighbors resemble
           each other.
 
         The inverse needs double precision where `regularizer` is below about 1e-5. Cost: O(n^3) once, memory O(n^2).
@@ -90,22 +90,24 @@ class Contrast(eqx.Module):
         n = size(states)
         count = as_count(directions, "directions", features.T, "the features of one observation")
         if 2 * as_count(block, "block") > n:
-            raise ValueError(f"`block` must leave at least half of the {n} training points, got {block}.")
+            raise ValueError(
+                f"`block` must leave at least half of the {n} training points, got {block}."
+            )
         dtype = features.dtype
         noise = n * as_regularizer(regularizer, "regularizer", dtype)
 
-        centre = jnp.mean(features, axis=0)
+        center = jnp.mean(features, axis=0)
         inverse = psd_factor(kernel.gram(states, states), noise).solve(jnp.eye(n, dtype=dtype))
-        coefficients = matmul(inverse, features - centre)
+        coefficients = matmul(inverse, features - center)
         own = _held_out(inverse, coefficients, block)
         columns = kernel.gram(rivals, states)
         variances = _variances(kernel, rivals, columns, inverse, noise)
-        others = (features - centre - matmul(columns, coefficients)) / jnp.sqrt(variances)[:, None]
+        others = (features - center - matmul(columns, coefficients)) / jnp.sqrt(variances)[:, None]
         ratios, vectors = _largest_ratios(own, others, count)
         return Contrast(
             kernel=kernel,
             states=states,
-            centre=centre,
+            center=center,
             directions=vectors,
             ratios=ratios,
             coefficients=matmul(coefficients, vectors),
@@ -116,7 +118,7 @@ class Contrast(eqx.Module):
 
     def project(self, features: Float[Array, "*batch p"]) -> Float[Array, "*batch d"]:
         """What of an observation's features the evidence looks at."""
-        return matmul(features - self.centre, self.directions)
+        return matmul(features - self.center, self.directions)
 
     def evidence(self, state: Point, projected: Float[Array, " d"]) -> Float[Array, ""]:
         """Log-likelihood of one state, up to a constant, for the projected features of one observation. Cost O(n^2)."""

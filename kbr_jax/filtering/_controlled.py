@@ -20,7 +20,13 @@ from .._checks import (
 from .._numerics import AbstractFactor, matmul
 from .._typing import Array, ArrayLike, Bool, Float, Point, Points
 from ..embedding import Embedding
-from ..features import AbstractFeatures, FeatureChoice, Frequencies, LandmarkFeatures, fit_features
+from ..features import (
+    AbstractFeatures,
+    FeatureChoice,
+    LandmarkFeatures,
+    RandomFourier,
+    fit_features,
+)
 from ..kernels import TensorProduct, as_kernel
 from ._base import AbstractSampleFilter, FilterStep
 from ._kernel_bayes import KernelBayesFilter, KernelBayesState
@@ -85,16 +91,22 @@ class ControlledFilter(AbstractSampleFilter):
         values, random Fourier features, or a regularizer that is not positive.
         """
         if base.form == "a":
-            raise ValueError("`base` must be of form 'b' or 'importance': form (a) keeps its belief on the successors.")
-        if isinstance(landmarks, Frequencies):
-            raise ValueError("The inputs need exact Gram matrices or landmarks, not random Fourier features.")
+            raise ValueError(
+                "`base` must be of form 'b' or 'importance': form (a) keeps its belief on the successors."
+            )
+        if isinstance(landmarks, RandomFourier):
+            raise ValueError(
+                "The inputs need exact Gram matrices or landmarks, not random Fourier features."
+            )
         kernel_controls = as_kernel(kernel_controls)
         controls, count = as_points(controls, "controls"), base.states.size
         if size(controls) not in (count, count + 1):
             raise ValueError(
                 f"`controls` has {size(controls)} points; `base` was fitted to {count} transitions, and needs an input for each."
             )
-        controls = check_finite(without_padding(take(controls, slice(count)), base.states.mask), "controls")
+        controls = check_finite(
+            without_padding(take(controls, slice(count)), base.states.mask), "controls"
+        )
         kernel_controls.check(controls, "controls")
         controls = in_precision(controls, base.states.dtype)
         kernel = TensorProduct((base.states.kernel, kernel_controls))
@@ -120,7 +132,9 @@ class ControlledFilter(AbstractSampleFilter):
     ) -> tuple[KernelBayesState, FilterStep]:
         """As `base.init_from_observation`, with the input that acts after the first observation."""
         step = self.base.init_from_observation(observation)[1]
-        controls = None if control is None else jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], control)
+        controls = (
+            None if control is None else jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], control)
+        )
         code = self.with_controls(jnp.zeros((1, 0), self.states.dtype), controls)[0]
         return self.base._arrive(self._forward(step.weights, code)), step
 
@@ -132,43 +146,63 @@ class ControlledFilter(AbstractSampleFilter):
         step = self.base.update(state, code[:-count], observed)[1]
         return self.base._arrive(self._forward(step.weights, code[-count:])), step
 
-    def predict(self, weights: Float[Array, "*batch n"], steps: int = 1, controls: Points | None = None) -> Embedding:
+    def predict(
+        self, weights: Float[Array, "*batch n"], steps: int = 1, controls: Points | None = None
+    ) -> Embedding:
         """As `base.predict`, under the inputs `[steps, ...]`, the first of them at the time of the belief."""
-        codes = self.with_controls(jnp.zeros((as_count(steps, "steps"), 0), self.states.dtype), controls)
-        shifted = self._forward(weights, codes[0])
-        for code in codes[1:]:
+        coordinates = self.with_controls(
+            jnp.zeros((as_count(steps, "steps"), 0), self.states.dtype), controls
+        )
+        shifted = self._forward(weights, coordinates[0])
+        for code in coordinates[1:]:
             shifted = self._forward(self.base._clean(self.base._on_pairs(shifted)), code)
         return Embedding(self.states.kernel, self.successors, shifted)
 
-    def with_controls(self, codes: Float[Array, "m r"], controls: Points | None) -> Float[Array, "m q"]:
+    def with_controls(
+        self, coordinates: Float[Array, "m r"], controls: Points | None
+    ) -> Float[Array, "m q"]:
         """Codes of m observations, each followed by the values of its input's kernel at the training pairs (landmarks)."""
         if controls is None:
             raise ValueError("This ControlledFilter needs `controls`, an input for each step.")
         controls, training = as_points(controls, "controls"), self.pairs.points[1]
         check_alike(controls, "controls", training, "training controls")
         controls = like(controls, training)
-        if size(controls) != codes.shape[0]:
-            raise ValueError(f"`controls` has {size(controls)} points; {codes.shape[0]} steps need an input each.")
+        if size(controls) != coordinates.shape[0]:
+            raise ValueError(
+                f"`controls` has {size(controls)} points; {coordinates.shape[0]} steps need an input each."
+            )
         kernel = self.pairs.kernel.kernels[1]  # pyright: ignore[reportAttributeAccessIssue]
         kernel.check(controls, "controls")
         values = kernel.gram(controls, _anchors(self.pairs)[0][1])
-        return jnp.concatenate([codes, values.astype(codes.dtype)], axis=1)
+        return jnp.concatenate([coordinates, values.astype(coordinates.dtype)], axis=1)
 
-    def _forward(self, belief: Float[Array, "*batch n"], control: Float[Array, "*time r"]) -> Float[Array, "*batch n"]:
+    def _forward(
+        self, belief: Float[Array, "*batch n"], control: Float[Array, "*time r"]
+    ) -> Float[Array, "*batch n"]:
         """The learned transition: weights on the successors, by regression on the pairs."""
         values = matmul(belief, self.columns.T) * control
-        codes = self.pairs.of_values(values) if isinstance(self.pairs, LandmarkFeatures) else values
-        return self.pairs.ridge_weights(self.pair_factor, codes.reshape(-1, codes.shape[-1])).reshape(belief.shape)
+        coordinates = (
+            self.pairs.of_values(values) if isinstance(self.pairs, LandmarkFeatures) else values
+        )
+        return self.pairs.ridge_weights(
+            self.pair_factor, coordinates.reshape(-1, coordinates.shape[-1])
+        ).reshape(belief.shape)
 
-    def _backward(self, values: Float[Array, "b n"], control: Float[Array, " r"]) -> Float[Array, "b n"]:
+    def _backward(
+        self, values: Float[Array, "b n"], control: Float[Array, " r"]
+    ) -> Float[Array, "b n"]:
         """Its adjoint: mean of a function, known at the successors, of the state after each training state and the input."""
-        codes = self.pair_factor.solve(self.pairs.contract(values).T).T
-        codes = self.pairs.on_landmarks(codes) if isinstance(self.pairs, LandmarkFeatures) else codes
-        return matmul(codes * control, self.columns)
+        coordinates = self.pair_factor.solve(self.pairs.from_sample(values).T).T
+        coordinates = (
+            self.pairs.on_landmarks(coordinates)
+            if isinstance(self.pairs, LandmarkFeatures)
+            else coordinates
+        )
+        return matmul(coordinates * control, self.columns)
 
 
 def _anchors(pairs: AbstractFeatures) -> tuple[Points, Bool[Array, " r"] | None]:
-    """The pairs that codes stand on, and which of them count."""
+    """The pairs that coordinates stand on, and which of them count."""
     if isinstance(pairs, LandmarkFeatures):
         return pairs.landmarks.points, pairs.landmarks.active
     return pairs.points, pairs.mask

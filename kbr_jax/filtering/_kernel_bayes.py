@@ -5,7 +5,7 @@ from typing import Any, Literal
 import equinox as eqx
 import jax.numpy as jnp
 
-from .._checks import as_count, as_regularizer, as_share
+from .._checks import as_count, as_fraction, as_regularizer
 from .._numerics import AbstractFactor, matmul, safe_divide
 from .._typing import Array, ArrayLike, Bool, Float, Point, Points
 from ..embedding import Embedding
@@ -32,11 +32,15 @@ class Recovery(eqx.Module):
     tells the candidates apart, and hurts where it does not; try it on held-out data. `RivalFilter` is for the latter.
     """
 
-    marginal_share: Float[Array, ""] = eqx.field(converter=lambda value: as_share(value, "marginal_share"), default=0.0)
-    observation_share: Float[Array, ""] = eqx.field(
-        converter=lambda value: as_share(value, "observation_share"), default=0.0
+    marginal_share: Float[Array, ""] = eqx.field(
+        converter=lambda value: as_fraction(value, "marginal_share"), default=0.0
     )
-    restart_below: Float[Array, ""] = eqx.field(converter=lambda value: as_share(value, "restart_below"), default=0.0)
+    observation_share: Float[Array, ""] = eqx.field(
+        converter=lambda value: as_fraction(value, "observation_share"), default=0.0
+    )
+    restart_below: Float[Array, ""] = eqx.field(
+        converter=lambda value: as_fraction(value, "restart_below"), default=0.0
+    )
 
 
 class KernelBayesState(eqx.Module):
@@ -58,7 +62,7 @@ class KernelBayesFilter(AbstractSampleFilter):
       $w = (G + n \varepsilon I)^{-1} \tilde G (G + n \varepsilon' I)^{-1} G \alpha$, the sum rule with the learned
       transition. A different estimator: with delta kernels and vanishing regularizers it is the exact forward filter of a
       hidden Markov model, the first is not;
-    - w is clipped, truncated and normalised as asked, and mixed by `recovery`;
+    - w is clipped, truncated and normalized as asked, and mixed by `recovery`;
     - update by `bayes_rule` of form (b), (a) or `"importance"` with $D = \operatorname{diag}(w)$ (S13 eq 36).
 
     Beliefs are weights on `support`: the training states, or their successors for form (a). Cost of a step: O(n^3) exact,
@@ -79,7 +83,7 @@ class KernelBayesFilter(AbstractSampleFilter):
     form: Literal["a", "b", "importance"] = eqx.field(static=True)
     transition: Literal["shift", "two-inverse"] = eqx.field(static=True)
     clip: bool = eqx.field(static=True)
-    normalise: bool = eqx.field(static=True)
+    normalize: bool = eqx.field(static=True)
     max_active: int | None = eqx.field(static=True)
 
     @property
@@ -106,7 +110,7 @@ class KernelBayesFilter(AbstractSampleFilter):
         transition: Literal["shift", "two-inverse"] | None = None,
         clip: bool = True,
         truncation: ArrayLike = 0.02,
-        normalise: bool = True,
+        normalize: bool = True,
         max_active: int | None = None,
         recovery: Recovery | None = None,
     ) -> "KernelBayesFilter":
@@ -129,11 +133,11 @@ class KernelBayesFilter(AbstractSampleFilter):
         - `observation_regularizer`: ridge of the observation's own embedding, in `K + n epsilon I`, for
           `init_from_observation` and `recovery`; as `regularizer` if None.
         - `landmarks_states`, `landmarks_observations`: None for exact Gram matrices, a rank for greedy landmarks,
-          `Landmarks`, or `Frequencies` of random Fourier features (`fourier_frequencies`).
+          `Landmarks`, or `RandomFourier` of random Fourier features (`random_fourier`).
         - `form`, `transition`: see the class. Form (a) lives on successors and knows only `"two-inverse"`; the default is
           `"two-inverse"` for it and `"shift"` otherwise.
-        - `clip`, `truncation`, `normalise`: treatment of the prior's weights (`clean_weights`). `clip=False` with
-          `truncation=0` and `normalise=False` is the filter as printed.
+        - `clip`, `truncation`, `normalize`: treatment of the prior's weights (`clean_weights`). `clip=False` with
+          `truncation=0` and `normalize=False` is the filter as printed.
         - `max_active`: let Bayes' rule use only k prior weights (static), those that are largest times k(o_i, o). Exact as long
           as no more are non-zero, as truncation tends to arrange, though not for the flat prior of a start; a step then costs
           O(k r^2 + r^3), or O(k^3 + n^2) exact. Not for form (a).
@@ -142,16 +146,23 @@ class KernelBayesFilter(AbstractSampleFilter):
         **Raises:** `ValueError` for samples of wrong or different lengths, non-finite values, parameters out of range, or
         options that exclude each other.
         """
-        kernel_states, kernel_observations = as_kernel(kernel_states), as_kernel(kernel_observations)
-        states, observations, successors, mask = as_transitions(states, observations, successors, 0, mask)
+        kernel_states, kernel_observations = (
+            as_kernel(kernel_states),
+            as_kernel(kernel_observations),
+        )
+        states, observations, successors, mask = as_transitions(
+            states, observations, successors, 0, mask
+        )
         kernel_states.check(states, "states")
         kernel_observations.check(observations, "observations")
         transition = transition or ("two-inverse" if form == "a" else "shift")
-        truncation = as_share(truncation, "truncation")
+        truncation = as_fraction(truncation, "truncation")
         _check_options(form, transition, clip, truncation, max_active, recovery)
 
         state_features = fit_features(kernel_states, states, landmarks_states, mask)
-        observation_features = fit_features(kernel_observations, observations, landmarks_observations, mask)
+        observation_features = fit_features(
+            kernel_observations, observations, landmarks_observations, mask
+        )
         dtype = state_features.dtype
         epsilon = as_regularizer(regularizer, "regularizer", dtype)
         delta = as_regularizer(posterior_regularizer, "posterior_regularizer", dtype)
@@ -165,10 +176,12 @@ class KernelBayesFilter(AbstractSampleFilter):
             states=state_features,
             observations=observation_features,
             successors=successors,
-            successor_codes=state_features.encode(successors),
+            successor_codes=state_features.coordinates(successors),
             state_factor=state_factor,
             transition_factor=transition_factor,
-            observation_factor=observation_features.ridge(as_regularizer(ridge, "observation_regularizer", dtype)),
+            observation_factor=observation_features.ridge(
+                as_regularizer(ridge, "observation_regularizer", dtype)
+            ),
             regularizer=epsilon,
             posterior_regularizer=delta,
             truncation=truncation.astype(dtype),
@@ -176,7 +189,7 @@ class KernelBayesFilter(AbstractSampleFilter):
             form=form,
             transition=transition,
             clip=clip or form == "importance",
-            normalise=normalise,
+            normalize=normalize,
             max_active=None if max_active is None else as_count(max_active, "max_active"),
         )
 
@@ -191,9 +204,9 @@ class KernelBayesFilter(AbstractSampleFilter):
 
     def init_from_observation(self, observation: Point) -> tuple[KernelBayesState, FilterStep]:
         r"""Belief $(K + n \varepsilon I)^{-1} k(O, o)$ of a first observation without prior (F11 eq 10), and the next state."""
-        code = self.encode(observation)
+        code = self.coordinates_of(observation)
         own = self.observations.ridge_weights(self.observation_factor, code[None])[0]
-        values = self.observations.expand(code[None])[0]
+        values = self.observations.to_sample(code[None])[0]
         evidence = safe_divide(matmul(own, values), jnp.sum(own))
         belief = self._onto_support(own, self._on_states(own))
         return self._advance(belief), FilterStep(belief, own, evidence, jnp.asarray(False))
@@ -203,7 +216,7 @@ class KernelBayesFilter(AbstractSampleFilter):
     ) -> tuple[KernelBayesState, FilterStep]:
         """One step for an encoded observation: clean the prior, apply Bayes' rule, predict."""
         prior = self._clean(state.weights)
-        values = self.observations.expand(code[None])[0]
+        values = self.observations.to_sample(code[None])[0]
         evidence = safe_divide(matmul(prior, values), jnp.sum(prior))
         prior, restarted = self._recover(prior, code, values, observed)
         belief = self._posterior(prior, state.shifted, code)
@@ -228,14 +241,16 @@ class KernelBayesFilter(AbstractSampleFilter):
         return Embedding(self.states.kernel, self.successors, shifted)
 
     def _clean(self, weights: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
-        options = {"clip": self.clip, "truncation": self.truncation, "normalise": self.normalise}
+        options = {"clip": self.clip, "truncation": self.truncation, "normalize": self.normalize}
         return clean_weights(weights, **options, mask=self.states.mask)
 
     def _recover(self, prior, code, values, observed):
         if self.recovery is None:
             return prior, jnp.asarray(False)
         own = self.observations.ridge_weights(self.observation_factor, code[None])[0]
-        own = clean_weights(own, clip=True, truncation=self.truncation, normalise=True, mask=self.states.mask)
+        own = clean_weights(
+            own, clip=True, truncation=self.truncation, normalize=True, mask=self.states.mask
+        )
         mass = jnp.sum(prior)
         threshold = self.recovery.restart_below.astype(prior.dtype) * matmul(own, values)
         restarted = observed & (safe_divide(matmul(prior, values), mass) < threshold)
@@ -243,7 +258,9 @@ class KernelBayesFilter(AbstractSampleFilter):
             jnp.where(observed, share.astype(prior.dtype), 0)
             for share in (self.recovery.marginal_share, self.recovery.observation_share)
         )
-        mixed = (1 - marginal - frame) * prior + mass * (marginal * self.states.uniform + frame * own)
+        mixed = (1 - marginal - frame) * prior + mass * (
+            marginal * self.states.uniform + frame * own
+        )
         return jnp.where(restarted, mass * own, mixed), restarted
 
     def _on_states(self, weights: Float[Array, " n"]) -> Embedding:
@@ -253,31 +270,36 @@ class KernelBayesFilter(AbstractSampleFilter):
         """Weights on the support, of a prior that has the given weights on the states: form (a) stands on the successors."""
         if self.form != "a":
             return weights
-        successors = self.states.rebase(self.successors)
+        successors = self.states.at(self.successors)
         return project_prior(successors, prior, successors.ridge(self.regularizer))
 
     def _posterior(self, prior, shifted, code) -> Float[Array, " n"]:
         """Bayes' rule for cleaned prior weights, on the largest `max_active` of them if that is set."""
-        delta, features, codes = self.posterior_regularizer, self.observations, code[None]
+        delta, features, coordinates = self.posterior_regularizer, self.observations, code[None]
         if self.form == "a":
-            values = features.posterior(prior, codes, delta)[1]
-            return shifted * self.states.ridge_values(self.state_factor, values, self.successor_codes)[0]
+            values = features.posterior(prior, coordinates, delta)[1]
+            return (
+                shifted
+                * self.states.ridge_values(self.state_factor, values, self.successor_codes)[0]
+            )
         active, index = prior, None
         if self.max_active is not None and self.max_active < prior.shape[0]:
-            index = most_active(prior, features.expand(codes)[0], self.max_active)
+            index = most_active(prior, features.to_sample(coordinates)[0], self.max_active)
             active = prior[index]
-            features, codes = features.restrict(index, codes)
+            features, coordinates = features.restrict(index, coordinates)
         if self.form == "importance":
-            belief = features.importance_posterior(active, codes, delta)[0]
+            belief = features.importance_posterior(active, coordinates, delta)[0]
         else:
-            belief = features.posterior(active, codes, delta)[0][0]
+            belief = features.posterior(active, coordinates, delta)[0][0]
         return belief if index is None else jnp.zeros_like(prior).at[index].set(belief)
 
     def _shift(self, belief: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
         """Weights on the successors, of the state after a belief."""
         return belief if self.transition == "shift" else self._forward(belief)
 
-    def _forward(self, belief: Float[Array, "*batch n"], control: None = None) -> Float[Array, "*batch n"]:
+    def _forward(
+        self, belief: Float[Array, "*batch n"], control: None = None
+    ) -> Float[Array, "*batch n"]:
         """The learned transition: weights on the successors, by regression on the states. `ControlledFilter` has inputs."""
         return self._regress(self.transition_factor, matmul(belief, self._support_codes))
 
@@ -287,11 +309,13 @@ class KernelBayesFilter(AbstractSampleFilter):
 
     @property
     def _support_codes(self) -> Float[Array, "n r"]:
-        return self.successor_codes if self.form == "a" else self.states.codes
+        return self.successor_codes if self.form == "a" else self.states.matrix
 
-    def _regress(self, factor: AbstractFactor, codes: Float[Array, "*batch r"]) -> Float[Array, "*batch n"]:
-        weights = self.states.ridge_weights(factor, codes.reshape(-1, codes.shape[-1]))
-        return weights.reshape(*codes.shape[:-1], weights.shape[-1])
+    def _regress(
+        self, factor: AbstractFactor, coordinates: Float[Array, "*batch r"]
+    ) -> Float[Array, "*batch n"]:
+        weights = self.states.ridge_weights(factor, coordinates.reshape(-1, coordinates.shape[-1]))
+        return weights.reshape(*coordinates.shape[:-1], weights.shape[-1])
 
     def _advance(self, belief: Float[Array, " n"]) -> KernelBayesState:
         return self._arrive(self._shift(belief))

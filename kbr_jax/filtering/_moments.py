@@ -5,11 +5,17 @@ from typing import Any, Literal
 import equinox as eqx
 import jax.numpy as jnp
 
-from .._checks import as_count, as_regularizer, as_share, check_alike, like
+from .._checks import as_count, as_fraction, as_regularizer, check_alike, like
 from .._numerics import PSDFactor, matmul, psd_factor, safe_divide
 from .._typing import Array, ArrayLike, Bool, Float, PointFunction, Points
 from ..embedding import Embedding, check_unbatched, guarded_sum
-from ..features import AbstractFeatures, Frequencies, Landmarks, SoftCells, greedy_landmarks
+from ..features import (
+    AbstractFeatures,
+    Landmarks,
+    PartitionOfUnity,
+    RandomFourier,
+    greedy_landmarks,
+)
 from ..kernels import as_kernel
 from ..rules import (
     MomentModel,
@@ -47,9 +53,9 @@ class MomentFilter(AbstractFilter):
     `MomentFilter.fit` from arrays, or `MomentFilter.from_moments` from a stream.
 
     With plain moments it *is* the landmark form of `KernelBayesFilter` without clipping. With soft cells the prior's
-    weights are interpolated between the K centres, $w_i = \sum_k a_k(s_i) \rho_k$ with $\rho_k$ the weight at centre k, and
-    $\rho$ is clipped, truncated and normalised in place of w. What is approximated is the prior only, at the resolution
-    of the cells; the update and the transition act on every training triple. With all training states as centres and a
+    weights are interpolated between the K centers, $w_i = \sum_k a_k(s_i) \rho_k$ with $\rho_k$ the weight at center k, and
+    $\rho$ is clipped, truncated and normalized in place of w. What is approximated is the prior only, at the resolution
+    of the cells; the update and the transition act on every training triple. With all training states as centers and a
     vanishing temperature nothing is approximated.
 
     Cost of a step: O(K q^2 + q^3 + K q p + p^2), independent of the training size n; with `max_active` k cells instead of K.
@@ -63,7 +69,7 @@ class MomentFilter(AbstractFilter):
     form: Literal["b", "importance"] = eqx.field(static=True)
     transition: Literal["shift", "two-inverse"] = eqx.field(static=True)
     clip: bool = eqx.field(static=True)
-    normalise: bool = eqx.field(static=True)
+    normalize: bool = eqx.field(static=True)
     max_active: int | None = eqx.field(static=True)
 
     @property
@@ -86,9 +92,9 @@ class MomentFilter(AbstractFilter):
         successors: Points | None = None,
         regularizer: ArrayLike,
         posterior_regularizer: ArrayLike,
-        landmarks_states: Landmarks | Frequencies | int,
-        landmarks_observations: Landmarks | Frequencies | int,
-        cells: SoftCells | None = None,
+        landmarks_states: Landmarks | RandomFourier | int,
+        landmarks_observations: Landmarks | RandomFourier | int,
+        cells: PartitionOfUnity | None = None,
         function: PointFunction = ravel_point,
         transition: Literal["shift", "two-inverse"] = "shift",
         mask: ArrayLike | None = None,
@@ -97,12 +103,17 @@ class MomentFilter(AbstractFilter):
         """Learn a filter from arrays: `collect_moments`, then `from_moments`.
 
         **Arguments:** samples, `mask`, kernels and regularizers as in `KernelBayesFilter.fit`; landmarks are a rank (greedy),
-        `Landmarks` or `Frequencies`; `cells` and `function` as in `moment_maps`; `options` as in `from_moments`.
+        `Landmarks` or `RandomFourier`; `cells` and `function` as in `moment_maps`; `options` as in `from_moments`.
 
         **Raises:** `ValueError` as `KernelBayesFilter.fit`, and for clipping without cells.
         """
-        kernel_states, kernel_observations = as_kernel(kernel_states), as_kernel(kernel_observations)
-        states, observations, successors, mask = as_transitions(states, observations, successors, 0, mask)
+        kernel_states, kernel_observations = (
+            as_kernel(kernel_states),
+            as_kernel(kernel_observations),
+        )
+        states, observations, successors, mask = as_transitions(
+            states, observations, successors, 0, mask
+        )
         kernel_states.check(states, "states")
         kernel_observations.check(observations, "observations")
         maps = moment_maps(
@@ -135,7 +146,7 @@ class MomentFilter(AbstractFilter):
         transition: Literal["shift", "two-inverse"] = "shift",
         clip: bool | None = None,
         truncation: ArrayLike | None = None,
-        normalise: bool = True,
+        normalize: bool = True,
         max_active: int | None = None,
     ) -> "MomentFilter":
         """A filter from moments of triples (state, observation, successor); cost O(p^3).
@@ -144,7 +155,7 @@ class MomentFilter(AbstractFilter):
 
         - `moments`, collected with `successors` and maps that keep what the transition needs: `shift=True` for `"shift"`,
           `embedding=True` for `"two-inverse"`.
-        - `regularizer`, `posterior_regularizer`, `transition_regularizer`, `form` (not "a"), `transition`, `normalise`: as in
+        - `regularizer`, `posterior_regularizer`, `transition_regularizer`, `form` (not "a"), `transition`, `normalize`: as in
           `KernelBayesFilter.fit`.
         - `clip`, `truncation`: by default on, at .02, with soft cells, and off without, where they are impossible. A
           filter that cannot clip wants a larger `posterior_regularizer`.
@@ -154,8 +165,9 @@ class MomentFilter(AbstractFilter):
         """
         maps = moments.maps
         clip = (maps.cells is not None) if clip is None else clip
-        truncation = as_share(
-            0.02 if clip and truncation is None else (0.0 if truncation is None else truncation), "truncation"
+        truncation = as_fraction(
+            0.02 if clip and truncation is None else (0.0 if truncation is None else truncation),
+            "truncation",
         )
         if form not in ("b", "importance"):
             raise ValueError(
@@ -179,12 +191,14 @@ class MomentFilter(AbstractFilter):
         return MomentFilter(  # pyright: ignore[reportCallIssue] (`observations` is a property, not a field)
             model=model,
             transition_factor=transition_factor,
-            posterior_regularizer=as_regularizer(posterior_regularizer, "posterior_regularizer", dtype),
+            posterior_regularizer=as_regularizer(
+                posterior_regularizer, "posterior_regularizer", dtype
+            ),
             truncation=truncation.astype(dtype),
             form=form,
             transition=transition,
             clip=clip or form == "importance",
-            normalise=normalise,
+            normalize=normalize,
             max_active=None if max_active is None else as_count(max_active, "max_active"),
         )
 
@@ -194,15 +208,19 @@ class MomentFilter(AbstractFilter):
         if prior is not None:
             check_unbatched(prior, "prior")
             check_alike(prior.points, "prior.points", maps.x.points, "training states")
-            codes = maps.x.encode(like(prior.points, maps.x.points)).astype(moments.total.dtype)
-            return self.model.coefficients(matmul(prior.weights.astype(codes.dtype), codes))
+            coordinates = maps.x.coordinates(like(prior.points, maps.x.points)).astype(
+                moments.total.dtype
+            )
+            return self.model.coefficients(
+                matmul(prior.weights.astype(coordinates.dtype), coordinates)
+            )
         if maps.cells is not None:
             return jnp.broadcast_to(moments.uniform, moments.mass.shape)
         return self.model.coefficients(moments.total * moments.uniform)
 
-    def codes(self, observations: Points) -> Float[Array, "m q"]:
+    def coordinates(self, observations: Points) -> Float[Array, "m q"]:
         """Codes of m observations, in the precision of the moments."""
-        return self.observations.encode(observations).astype(self.moments.total.dtype)
+        return self.observations.coordinates(observations).astype(self.moments.total.dtype)
 
     def update(
         self, state: Float[Array, " K"], code: Float[Array, " q"], observed: Bool[Array, ""]
@@ -216,7 +234,9 @@ class MomentFilter(AbstractFilter):
             index = most_active(prior, foreseen, self.max_active)
             active = prior[index]
         operator = moments.operator(active, index)
-        update = posterior(operator, code[None], self.posterior_regularizer, self.form == "importance")[0]
+        update = posterior(
+            operator, code[None], self.posterior_regularizer, self.form == "importance"
+        )[0]
         # The constant behind psi: all weight on it where nothing was observed (or only what underflows), else none.
         heard = observed & jnp.any(update != 0)
         likelihood = jnp.append(jnp.where(heard, update, 0), (~heard).astype(update.dtype))
@@ -227,28 +247,30 @@ class MomentFilter(AbstractFilter):
         r"""The belief as an embedding over states.
 
         Plain moments: on the p landmarks of the states, with the values that $\sum_i \beta_i \phi(s_i)$ has in their span. Soft
-        cells: on the K centres, each with the weight of its cell. Cost O(K q p), or O(K q). For the mean of a known function,
+        cells: on the K centers, each with the weight of its cell. Cost O(K q p), or O(K q). For the mean of a known function,
         `expectation` is exact and these are not.
         """
         maps, moments = self.moments.maps, self.moments
         if maps.cells is not None:
-            return Embedding(maps.x.kernel, maps.cells.centres.points, self._contributions(step))
-        codes = contract(kept(moments.embedding, "embedding"), step.prior, step.likelihood)
-        return Embedding(maps.x.kernel, maps.x.points, on_landmarks(maps.x, codes))
+            return Embedding(maps.x.kernel, maps.cells.centers.points, self._contributions(step))
+        coordinates = contract(kept(moments.embedding, "embedding"), step.prior, step.likelihood)
+        return Embedding(maps.x.kernel, maps.x.points, on_landmarks(maps.x, coordinates))
 
     def expectation(self, step: MomentStep) -> Float[Array, "*time e"]:
         r"""Mean of the maps' `function` under the belief, $\sum_i \beta_i f(s_i) / \sum_i \beta_i$ over the whole training sample.
 
-        The divisor is kept away from 0 as in `normalise`. Cost O(K q e).
+        The divisor is kept away from 0 as in `normalize`. Cost O(K q e).
         """
         values = contract(self.moments.readout[..., :-1], step.prior, step.likelihood)
         return values / guarded_sum(self._contributions(step))[..., None]
 
-    def weights(self, step: MomentStep, states: Points, observations: Points) -> Float[Array, "*time m"]:
+    def weights(
+        self, step: MomentStep, states: Points, observations: Points
+    ) -> Float[Array, "*time m"]:
         """The belief's weights on m training triples with the given states and observations, `[..., m]`."""
         maps = self.moments.maps
-        basis = maps.basis(maps.x.encode(states), states)
-        psi = maps.y.encode(observations)
+        basis = maps.basis(maps.x.coordinates(states), states)
+        psi = maps.y.coordinates(observations)
         psi = jnp.concatenate([psi, jnp.ones_like(psi[:, :1])], axis=1)
         return matmul(step.prior, basis.T) * matmul(step.likelihood, psi.T)
 
@@ -261,7 +283,9 @@ class MomentFilter(AbstractFilter):
         return step
 
     def _clean(self, coefficients: Float[Array, "*time K"]) -> Float[Array, "*time K"]:
-        return self.model.clean(coefficients, clip=self.clip, truncation=self.truncation, normalise=self.normalise)
+        return self.model.clean(
+            coefficients, clip=self.clip, truncation=self.truncation, normalize=self.normalize
+        )
 
     def _contributions(self, step: MomentStep) -> Float[Array, "*time K"]:
         """Sum of the belief's weights over each basis function."""
@@ -277,10 +301,14 @@ class MomentFilter(AbstractFilter):
             )
         code = contract(kept(self.moments.embedding, "embedding")[index], prior, likelihood)
         regressed = self.transition_factor.solve(code.reshape(-1, code.shape[-1]).T).T
-        return self.model.coefficients(matmul(regressed, kept(self.moments.cross, "cross")).reshape(code.shape))
+        return self.model.coefficients(
+            matmul(regressed, kept(self.moments.cross, "cross")).reshape(code.shape)
+        )
 
 
-def _landmarks(kernel: Any, points: Points, landmarks: Landmarks | Frequencies | int) -> Landmarks | Frequencies:
-    if isinstance(landmarks, (Landmarks, Frequencies)):
+def _landmarks(
+    kernel: Any, points: Points, landmarks: Landmarks | RandomFourier | int
+) -> Landmarks | RandomFourier:
+    if isinstance(landmarks, (Landmarks, RandomFourier)):
         return landmarks
     return greedy_landmarks(kernel, points, rank=as_count(landmarks, "landmarks"))

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._checks import as_positive, as_share
+from .._checks import as_fraction, as_positive
 from .._typing import Array, ArrayLike, Bool, Float, Point, Points
 from ..embedding import Embedding
 from ..features import AbstractFeatures
@@ -81,13 +81,13 @@ class RivalFilter(AbstractSampleFilter):
 
         - `base`: a filter of form (b) or `"importance"`; its `observation_regularizer` is that of the rivals' embedding.
         - `features`: function of one observation to `[p]` numbers, in which the true state and its look-alikes differ
-          somewhere: a colour histogram, a bag of words. An `equinox.Module` if it has parameters.
+          somewhere: a color histogram, a bag of words. An `equinox.Module` if it has parameters.
         - `decode`: function of a belief (one `Embedding`) to a point estimate, such as `kbr_jax.mean` or
           `kbr_jax.decode_rotation`.
         - `kernel`, `regularizer`, `degrees`, `directions`, `block`: of the regression from states to features, see
           `Contrast.fit`. The training pairs must be in order of time.
         - `overlap`: in [0, 1); what counts as near the estimate, as a share of `kernel` at zero distance.
-        - `drift` > 0: what an observation must say in favour of the rival, in nats, to count at all.
+        - `drift` > 0: what an observation must say in favor of the rival, in nats, to count at all.
         - `threshold` > 0: nats, beyond the drifts, at which the belief is replaced. Take drift and threshold from held-out
           runs with right and wrong starts: above what S reaches in the first, below what it must reach in the second.
 
@@ -100,10 +100,14 @@ class RivalFilter(AbstractSampleFilter):
                 "`base` must be of form 'b' or 'importance': form (a) has no prior that a rival could give."
             )
         if base.states.mask is not None:
-            raise ValueError("`base` was fitted to padded data; fit it without a `mask`, in order of time.")
+            raise ValueError(
+                "`base` was fitted to padded data; fit it without a `mask`, in order of time."
+            )
         kernel = as_kernel(kernel)
-        overlap = as_share(overlap, "overlap")
-        function: Any = features if isinstance(features, eqx.Module) else jax.tree_util.Partial(features)
+        overlap = as_fraction(overlap, "overlap")
+        function: Any = (
+            features if isinstance(features, eqx.Module) else jax.tree_util.Partial(features)
+        )
         values = jax.vmap(function)(base.observations.points)
         columns = kernel.gram(base.states.points, base.states.points)
         near = columns > overlap.astype(columns.dtype) * jnp.diagonal(columns)[:, None]
@@ -119,7 +123,7 @@ class RivalFilter(AbstractSampleFilter):
                 kernel,
                 base.states.points,
                 values,
-                lax.map(rival, (base.observations.codes, near)),
+                lax.map(rival, (base.observations.matrix, near)),
                 regularizer=regularizer,
                 degrees=degrees,
                 directions=directions,
@@ -152,11 +156,17 @@ class RivalFilter(AbstractSampleFilter):
         rival, prior, exists = _challenge(self.base, code, self._near(estimate))
         gain = self.contrast.evidence(self.decode(self.base.belief(rival)), projected)
         gain = gain - self.contrast.evidence(estimate, projected) - self.drift.astype(gain.dtype)
-        doubt = jnp.where(observed & exists, jnp.maximum(state.doubt + gain.astype(state.doubt.dtype), 0), state.doubt)
+        doubt = jnp.where(
+            observed & exists,
+            jnp.maximum(state.doubt + gain.astype(state.doubt.dtype), 0),
+            state.doubt,
+        )
         swapped = observed & exists & (doubt > self.threshold.astype(doubt.dtype))
 
         weights = jnp.where(swapped, rival, step.weights)
-        following = jax.tree.map(lambda new, old: jnp.where(swapped, new, old), self.base._advance(rival), following)
+        following = jax.tree.map(
+            lambda new, old: jnp.where(swapped, new, old), self.base._advance(rival), following
+        )
         predicted = jnp.where(swapped, prior, step.predicted)
         step = FilterStep(weights, predicted, step.evidence, step.restarted | swapped)
         return RivalState(following, jnp.where(swapped, 0, doubt)), step
@@ -165,11 +175,11 @@ class RivalFilter(AbstractSampleFilter):
         """As `base.predict`."""
         return self.base.predict(weights, steps)
 
-    def codes(self, observations: Points) -> Float[Array, "m r"]:
+    def coordinates(self, observations: Points) -> Float[Array, "m r"]:
         """Codes of `base`, each followed by the features that the contrast looks at."""
         projected = self.contrast.project(jax.vmap(self.features)(observations))
-        codes = self.base.codes(observations)
-        return jnp.concatenate([codes, projected.astype(codes.dtype)], axis=1)
+        coordinates = self.base.coordinates(observations)
+        return jnp.concatenate([coordinates, projected.astype(coordinates.dtype)], axis=1)
 
     def _without_doubt(self, state: KernelBayesState) -> RivalState:
         return RivalState(state, jnp.zeros((), self.base.successor_codes.dtype))
@@ -186,5 +196,5 @@ def _challenge(
     """The rival's belief and prior from one observation, away from where the estimate is; and whether there is any."""
     own = base.observations.ridge_weights(base.observation_factor, code[None])[0]
     own = jnp.where(near, 0, jnp.maximum(own, 0))
-    prior = clean_weights(own, clip=True, truncation=base.truncation, normalise=True)
+    prior = clean_weights(own, clip=True, truncation=base.truncation, normalize=True)
     return base._posterior(prior, prior, code), prior, jnp.sum(own) > 0

@@ -10,7 +10,7 @@ from jax import lax
 from .._checks import as_count, as_regularizer
 from .._numerics import matmul
 from .._typing import Array, ArrayLike, Float, Points
-from ..embedding import normalised
+from ..embedding import normalized
 from ..rules import clean_weights
 from ._controlled import ControlledFilter
 from ._kernel_bayes import KernelBayesFilter
@@ -25,7 +25,7 @@ def smooth(
     lag: int | None = None,
     form: Literal["b", "importance"] | None = None,
     clip: bool = True,
-    normalise: bool = True,
+    normalize: bool = True,
 ) -> Float[Array, "T n"]:
     r"""Beliefs about each state given the observations after it too: the kernel Bayes smoother, backwards over a filtered run.
 
@@ -59,7 +59,7 @@ def smooth(
       real solve.
     - `clip`: of g at 0, as a ratio of densities should be; the beliefs keep their signs, which filtered ones need (clipped,
       their means are worse than before smoothing).
-    - `normalise`: the smoothed weights, at every step; else their sum drifts from step to step, as delta takes from g.
+    - `normalize`: the smoothed weights, at every step; else their sum drifts from step to step, as delta takes from g.
 
     D is cleaned as `filt` cleans a prior's weights.
 
@@ -89,7 +89,9 @@ def smooth(
         lag = None
     delta = as_regularizer(regularizer, "regularizer", filt.states.dtype)
     inputs = filt.with_controls(jnp.zeros((weights.shape[0], 0), weights.dtype), controls)
-    return _smooth(filt, weights, None if base is filt else inputs, delta, lag, form, clip, normalise)
+    return _smooth(
+        filt, weights, None if base is filt else inputs, delta, lag, form, clip, normalize
+    )
 
 
 @eqx.filter_jit
@@ -101,31 +103,37 @@ def _smooth(
     lag: int | None,
     form: str,
     clip: bool,
-    normalise: bool,
+    normalize: bool,
 ) -> Float[Array, "T n"]:
     base = filt.base if isinstance(filt, ControlledFilter) else filt
-    successors = base.states.rebase(base.successors)
-    codes = successors.encode(filt.support)
-    ratios = successors.importance_values if form == "importance" else lambda *args: successors.posterior(*args)[1]
+    successors = base.states.at(base.successors)
+    coordinates = successors.coordinates(filt.support)
+    ratios = (
+        successors.importance_values
+        if form == "importance"
+        else lambda *args: successors.posterior(*args)[1]
+    )
     controls = None if controls is None else controls[:-1]
     # The joint's weights at all times at once, as one matrix product.
     joints = clean_weights(
         filt._forward(weights[:-1], controls),
         clip=base.clip or form == "importance",
         truncation=base.truncation,
-        normalise=base.normalise,
+        normalize=base.normalize,
         mask=base.states.mask,
     )
 
     def scaled(beliefs):
-        return normalised(beliefs) if normalise else beliefs
+        return normalized(beliefs) if normalize else beliefs
 
     def step(later, inputs):
         """From beliefs at t + 1 given the observations to t + 1 + j, in row j, those at t given the ones to t + j."""
         belief, joint, control = inputs
         rows = later if lag is None else later[:-1]
-        ratio = ratios(joint, matmul(rows, codes), delta)
-        smoothed = scaled(belief * filt._backward(jnp.maximum(ratio, 0) if clip else ratio, control))
+        ratio = ratios(joint, matmul(rows, coordinates), delta)
+        smoothed = scaled(
+            belief * filt._backward(jnp.maximum(ratio, 0) if clip else ratio, control)
+        )
         if lag is not None:
             smoothed = jnp.concatenate([scaled(belief)[None], smoothed])
         return smoothed, smoothed[-1]

@@ -6,7 +6,7 @@ from .._checks import as_count, as_mask
 from .._typing import Array, ArrayLike, Float
 
 
-def delay_windows(
+def delay_embedding(
     observations: Float[Array, "T *d"], length: int, *, observed: ArrayLike | None = None
 ) -> Float[Array, "T L"]:
     r"""The last few observations at each time as one vector $(o_t, o_{t-1}, \dots, o_{t-L+1})$, for filters and regressions.

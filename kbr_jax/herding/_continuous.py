@@ -12,7 +12,7 @@ from .._checks import as_count, as_points, as_positive, check_alike, in_one_prec
 from .._typing import Array, ArrayLike, Float, Points
 from ..embedding import Embedding, check_unbatched, evaluate
 from ..kernels import diagonal
-from ._herding import Herded
+from ._herding import HerdingResult
 
 #: Newton steps at the end of each ascent; they stop improving where rounding does.
 _NEWTON_STEPS = 5
@@ -28,8 +28,8 @@ def herd_continuous(
     learning_rate: ArrayLike = 0.05,
     lower: ArrayLike | None = None,
     upper: ArrayLike | None = None,
-) -> Herded:
-    r"""The rule "greedy" of `herd` over all of space or a box: the k-th point maximises
+) -> HerdingResult:
+    r"""The rule "greedy" of `herd` over all of space or a box: the k-th point maximizes
     $\eta(z) - \frac1k \sum_{i<k} k(z, z_i) - \frac{1}{2k} k(z, z)$ (L15 eq 9 where k(z, z) is constant).
 
     Each maximum is sought by gradient ascent (Adam) from the best `num_starts` of the `starts` (all, if there are fewer), then by
@@ -41,9 +41,9 @@ def herd_continuous(
     - `count`, `num_starts`, `steps` of Adam (static). `learning_rate`: of Adam, in units of the points, decaying to 0.
     - `starts`: `[s, ...]`, by default the embedding's points; a grid finds more of the maxima.
     - `lower`, `upper`: bounds of the box, numbers or one per coordinate. An embedding that has lost mass sends points to the
-      ends of its domain: give it one, or restore the mass (`extrapolate(..., normalise=True)`).
+      ends of its domain: give it one, or restore the mass (`extrapolate(..., normalize=True)`).
 
-    **Returns:** a `Herded` without `index`, in the wider dtype of the embedding's points and weights. Cost
+    **Returns:** a `HerdingResult` without `index`, in the wider dtype of the embedding's points and weights. Cost
     O(m num_starts steps (n + m) d), in one compiled scan.
 
     **Raises:** `ValueError` for a batch, points that are not one real array, or starts of another kind.
@@ -51,7 +51,9 @@ def herd_continuous(
     check_unbatched(embedding, "embedding")
     points = embedding.points
     if not isinstance(points, jax.Array) or not jnp.issubdtype(points.dtype, jnp.floating):
-        raise ValueError("Gradient ascent needs points that are one real array [n, ...]; use `herd` over candidates.")
+        raise ValueError(
+            "Gradient ascent needs points that are one real array [n, ...]; use `herd` over candidates."
+        )
     starts = points if starts is None else as_points(starts, "starts")
     check_alike(starts, "starts", points, "embedding.points")
     # One dtype throughout: the ascent goes back and forth between points and values.
@@ -62,11 +64,22 @@ def herd_continuous(
     high = jnp.asarray(jnp.inf if upper is None else upper, dtype)
     starts = jnp.clip(jnp.asarray(starts, dtype), low, high)
     num_starts = min(as_count(num_starts, "num_starts"), size(starts))
-    return _herd(embedding, starts, rate, low, high, as_count(count, "count"), num_starts, as_count(steps, "steps"))
+    return _herd(
+        embedding,
+        starts,
+        rate,
+        low,
+        high,
+        as_count(count, "count"),
+        num_starts,
+        as_count(steps, "steps"),
+    )
 
 
 @eqx.filter_jit
-def _herd(embedding: Embedding, starts, rate, low, high, count: int, num_starts: int, steps: int) -> Herded:
+def _herd(
+    embedding: Embedding, starts, rate, low, high, count: int, num_starts: int, steps: int
+) -> HerdingResult:
     kernel, dtype = embedding.kernel, embedding.weights.dtype
     target = evaluate(embedding, starts)
     own = diagonal(kernel, starts).astype(dtype) / 2
@@ -92,12 +105,16 @@ def _herd(embedding: Embedding, starts, rate, low, high, count: int, num_starts:
     zero = jnp.zeros((), dtype)
     start = (filling, jnp.zeros(count, dtype), jnp.zeros(starts.shape[0], dtype), zero, zero)
     carry, objective = lax.scan(step, start, jnp.arange(1, count + 1).astype(dtype))
-    return Herded(Embedding(kernel, carry[0], jnp.full(count, 1 / count, dtype)), None, objective)
+    return HerdingResult(
+        Embedding(kernel, carry[0], jnp.full(count, 1 / count, dtype)), None, objective
+    )
 
 
-def _ascend(score: Callable, start: Float[Array, "..."], rate, low, high, steps: int) -> Float[Array, "..."]:
+def _ascend(
+    score: Callable, start: Float[Array, "..."], rate, low, high, steps: int
+) -> Float[Array, "..."]:
     """A point no worse than the start: Adam with a decaying rate inside the box, then Newton steps that go up."""
-    optimiser = optax.scale_by_adam()
+    optimizer = optax.scale_by_adam()
     value_and_gradient = jax.value_and_grad(score)
 
     def climb(carry, t):
@@ -106,13 +123,13 @@ def _ascend(score: Callable, start: Float[Array, "..."], rate, low, high, steps:
         better = value > best_value
         best, best_value = jnp.where(better, z, best), jnp.where(better, value, best_value)
         with jax.numpy_dtype_promotion("standard"):  # optax mixes its step count with floats
-            update, state = optimiser.update(gradient, state)
+            update, state = optimizer.update(gradient, state)
         decay = (1 + jnp.cos(jnp.pi * t / steps)) / 2
         z = jnp.clip(z + rate * decay * jnp.asarray(update, z.dtype), low, high)
         return (z, state, best, best_value), None
 
     times = jnp.arange(steps + 1).astype(start.dtype)
-    carry = (start, optimiser.init(start), start, jnp.asarray(-jnp.inf, start.dtype))
+    carry = (start, optimizer.init(start), start, jnp.asarray(-jnp.inf, start.dtype))
     best = lax.scan(climb, carry, times)[0][2]
 
     def newton(z, _):

@@ -15,12 +15,16 @@ from ..kernels import AbstractKernel
 _SPAN_ROUNDINGS = 64
 
 
-def kernel_row(kernel: AbstractKernel, points: Points, index: Int[Array, ""], dtype: Any) -> Float[Array, " c"]:
+def kernel_row(
+    kernel: AbstractKernel, points: Points, index: Int[Array, ""], dtype: Any
+) -> Float[Array, " c"]:
     """Kernel of one candidate with all of them."""
     return kernel.gram(take(points, index[None]), points)[0].astype(dtype)
 
 
-def corrective(kernel: AbstractKernel, points: Points, target: Float[Array, " c"], diagonal, count: int):
+def corrective(
+    kernel: AbstractKernel, points: Points, target: Float[Array, " c"], diagonal, count: int
+):
     """The rule "corrective" of `herd`: indices, weights and objectives."""
     dtype = target.dtype
 
@@ -28,14 +32,18 @@ def corrective(kernel: AbstractKernel, points: Points, target: Float[Array, " c"
         rows, gram, goal, weights, active, indices = carry
         index = jnp.argmax(target - matmul(weights, rows))
         new = kernel_row(kernel, points, index, dtype)
-        known = (indices == index) & (jnp.arange(count) < k)  # a point that is chosen again keeps its first place
+        known = (indices == index) & (
+            jnp.arange(count) < k
+        )  # a point that is chosen again keeps its first place
         place = jnp.where(jnp.any(known), jnp.argmax(known), k)
         column = jnp.where(jnp.arange(count) < k, new[indices], 0).at[place].set(diagonal[index])
         rows, goal = rows.at[place].set(new), goal.at[place].set(target[index])
         gram = gram.at[place].set(column).at[:, place].set(column)
         indices = indices.at[place].set(index)
         # Reverse mode knows no `while_loop`. The objective needs none: it is flat in its best weights.
-        weights, active = _min_norm(*lax.stop_gradient((gram, goal, weights)), active.at[place].set(True))
+        weights, active = _min_norm(
+            *lax.stop_gradient((gram, goal, weights)), active.at[place].set(True)
+        )
         weights = jnp.where(k == 0, jnp.zeros(count, dtype).at[0].set(1), weights)
         objective = jnp.sum(weights * (matmul(gram, weights) - 2 * goal))
         return (rows, gram, goal, weights, active, indices), objective
@@ -50,11 +58,11 @@ def corrective(kernel: AbstractKernel, points: Points, target: Float[Array, " c"
     )
     (_, gram, goal, weights, active, indices), objective = lax.scan(step, start, jnp.arange(count))
     # The weights as they were found, with the gradient of the best ones on their face, which they are.
-    best = _minimise(gram, goal, active)
+    best = _minimize(gram, goal, active)
     return indices, weights + (best - lax.stop_gradient(best)), objective
 
 
-def _minimise(gram, goal, active: Bool[Array, " m"]):
+def _minimize(gram, goal, active: Bool[Array, " m"]):
     """The best weights of sum 1 on a face, of any sign."""
     both = active[:, None] & active[None, :]
     ridge = jitter(jnp.where(both, gram, 0))
@@ -72,7 +80,7 @@ def _min_norm(gram, goal, weights, active: Bool[Array, " m"]):
 
     def step(carry):
         weights, active, _ = carry
-        best = _minimise(gram, goal, active)
+        best = _minimize(gram, goal, active)
         negative = active & (best <= 0)
         ratios = jnp.where(negative, weights / jnp.where(negative, weights - best, 1), jnp.inf)
         share = jnp.minimum(jnp.min(ratios), 1)
@@ -81,7 +89,9 @@ def _min_norm(gram, goal, weights, active: Bool[Array, " m"]):
         leaves = negative & (ratios <= share)
         return jnp.where(leaves, 0, jnp.maximum(moved, 0)), active & ~leaves, jnp.any(negative)
 
-    weights, active, _ = lax.while_loop(lambda carry: carry[2], step, (weights, active, jnp.asarray(True)))
+    weights, active, _ = lax.while_loop(
+        lambda carry: carry[2], step, (weights, active, jnp.asarray(True))
+    )
     return weights, active
 
 
@@ -95,15 +105,22 @@ def free(kernel: AbstractKernel, points: Points, target: Float[Array, " c"], dia
         index = jnp.argmax(gains)
         found = gains[index] >= 0
         height = jnp.sqrt(jnp.where(found, power[index], 1))
-        new = (kernel_row(kernel, points, index, target.dtype) - matmul(basis[:, index], basis)) / height
+        new = (
+            kernel_row(kernel, points, index, target.dtype) - matmul(basis[:, index], basis)
+        ) / height
         new = jnp.where(found, new, 0)
         coefficient = jnp.where(found, residual[index] / height, 0)
-        residual, power = residual - coefficient * new, jnp.maximum(power - new**2, 0).at[index].set(0)
+        residual, power = (
+            residual - coefficient * new,
+            jnp.maximum(power - new**2, 0).at[index].set(0),
+        )
         return (basis.at[k].set(new), residual, power), (index, coefficient, found)
 
     start = (jnp.zeros((count, target.shape[0]), target.dtype), target, diagonal)
     (basis, _, _), (index, coefficients, found) = lax.scan(step, start, jnp.arange(count))
     # The basis at the chosen points is triangular; a place that found no point has weight 0.
-    triangle = jnp.where(found[:, None] & found[None, :], basis[:, index], jnp.eye(count, dtype=target.dtype))
+    triangle = jnp.where(
+        found[:, None] & found[None, :], basis[:, index], jnp.eye(count, dtype=target.dtype)
+    )
     weights = jax.scipy.linalg.solve_triangular(triangle, coefficients, lower=False)
     return index, weights, -jnp.cumsum(coefficients**2)

@@ -9,13 +9,13 @@ from jax import lax
 from .._checks import as_count, as_points, check_alike, take
 from .._typing import Array, Float, Int, Points
 from ..embedding import Embedding, check_unbatched
-from ..kernels import AbstractKernel, gram_product
+from ..kernels import AbstractKernel, gram_matvec
 from ._corrective import corrective, free, kernel_row
 
 Rule = Literal["greedy", "printed", "line-search", "corrective", "free"]
 
 
-class Herded(eqx.Module):
+class HerdingResult(eqx.Module):
     r"""What herding chose: an `embedding` of m points, in order of choice.
 
     - `index`: `[m]`, positions among the candidates; a point may be chosen again. None in continuous space.
@@ -27,7 +27,9 @@ class Herded(eqx.Module):
     objective: Float[Array, " m"]
 
 
-def herd(embedding: Embedding, candidates: Points | None = None, *, count: int, rule: Rule = "greedy") -> Herded:
+def herd(
+    embedding: Embedding, candidates: Points | None = None, *, count: int, rule: Rule = "greedy"
+) -> HerdingResult:
     r"""Choose `count` m of the candidates so that their embedding follows $\eta = \sum_i w_i k(x_i, \cdot)$, whose weights may have any
     sign: a projection of $\eta$ onto distributions. The k-th point is, by `rule`,
 
@@ -45,7 +47,7 @@ def herd(embedding: Embedding, candidates: Points | None = None, *, count: int, 
     **Arguments:** `embedding`, unbatched; `candidates` `[c, ...]`: a grid, a sample, by default the embedding's own points;
     `count` and `rule` are static.
 
-    **Returns:** a `Herded`. Cost O(n c d) for $\eta$ at the candidates and O(m c d) for the choice, in one compiled scan; further
+    **Returns:** a `HerdingResult`. Cost O(n c d) for $\eta$ at the candidates and O(m c d) for the choice, in one compiled scan; further
     O(m^2 c) for the last two, and O(m^4) for "corrective". Memory O(c), O(m c) for the last two. The choice is discrete: there
     is no gradient of `index`. Weights and objective have that of the choice as it is; the weights of "corrective" that of the
     best ones on the points whose weight is not 0.
@@ -65,15 +67,19 @@ def herd(embedding: Embedding, candidates: Points | None = None, *, count: int, 
 
 
 @eqx.filter_jit
-def _herd(kernel: AbstractKernel, embedding: Embedding, points: Points, count: int, rule: Rule) -> Herded:
-    target = gram_product(kernel, points, embedding.points, embedding.weights)
+def _herd(
+    kernel: AbstractKernel, embedding: Embedding, points: Points, count: int, rule: Rule
+) -> HerdingResult:
+    target = gram_matvec(kernel, points, embedding.points, embedding.weights)
     diagonal = kernel.diagonal(points).astype(target.dtype)
     if rule in ("greedy", "printed"):
-        index, weights, objective = _uniform(kernel, points, target, diagonal, count, rule == "greedy")
+        index, weights, objective = _uniform(
+            kernel, points, target, diagonal, count, rule == "greedy"
+        )
     else:
         choose = {"line-search": _line_search, "corrective": corrective, "free": free}[rule]
         index, weights, objective = choose(kernel, points, target, diagonal, count)
-    return Herded(Embedding(kernel, take(points, index), weights), index, objective)
+    return HerdingResult(Embedding(kernel, take(points, index), weights), index, objective)
 
 
 def _uniform(kernel, points, target, diagonal, count: int, greedy: bool):
@@ -101,7 +107,11 @@ def _line_search(kernel, points, target, diagonal, count: int):
         curvature = diagonal[index] - 2 * current[index] + square
         share = jnp.clip(slope / jnp.where(curvature > 0, curvature, 1), 0, 1)
         share = jnp.where(k == 0, 1, jnp.where(curvature > 0, share, 0))
-        square = (1 - share) ** 2 * square + 2 * share * (1 - share) * current[index] + share**2 * diagonal[index]
+        square = (
+            (1 - share) ** 2 * square
+            + 2 * share * (1 - share) * current[index]
+            + share**2 * diagonal[index]
+        )
         linear = (1 - share) * linear + share * target[index]
         current = (1 - share) * current + share * kernel_row(kernel, points, index, target.dtype)
         weights = ((1 - share) * weights).at[k].set(share)

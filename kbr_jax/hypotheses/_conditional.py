@@ -10,7 +10,7 @@ from .._checks import as_count, as_points, as_regularizer, check_finite, check_s
 from .._numerics import matmul, psd_factor
 from .._typing import Array, ArrayLike, Float, Points, PRNGKeyArray
 from ..kernels import AbstractKernel, as_kernel
-from ._results import TestResult, centred, from_null, of_residuals, simulate
+from ._results import TestResult, centered, from_null, of_residuals, simulate
 
 
 def conditional_independence_test(
@@ -37,7 +37,7 @@ def conditional_independence_test(
 
     **Arguments:**
 
-    - `kernel_x`, `kernel_y`, `kernel_z` and `x`, `y`, `z`: n triples. With standardised data, bandwidths of about the median.
+    - `kernel_x`, `kernel_y`, `kernel_z` and `x`, `y`, `z`: n triples. With standardized data, bandwidths of about the median.
     - `regularizer`: lambda of the regressions on Z: `K + n regularizer I`. It must follow Z well enough: too large a value leaves
       some of its influence in both residuals, and the test then rejects too often. 1e-3 or less for n in the hundreds.
     - `key`, `draws` B (static): of the null distribution.
@@ -69,12 +69,15 @@ def _run(
     key: PRNGKeyArray,
     draws: int,
 ):
-    grams = [kernel.gram(points, points).astype(ridge.dtype) for kernel, points in zip(kernels, samples, strict=True)]
+    grams = [
+        kernel.gram(points, points).astype(ridge.dtype)
+        for kernel, points in zip(kernels, samples, strict=True)
+    ]
     n = size(samples[0])
-    factor = psd_factor(centred(grams[2]), n * ridge)
+    factor = psd_factor(centered(grams[2]), n * ridge)
 
     def residual(gram):
-        once = n * ridge * factor.solve(centred(gram))
+        once = n * ridge * factor.solve(centered(gram))
         return n * ridge * factor.solve(once.T)
 
     wholes = grams[0] * grams[2], grams[1]

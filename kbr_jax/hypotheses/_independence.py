@@ -11,10 +11,10 @@ from jax import lax
 from .._checks import as_count, check_finite, size, take
 from .._numerics import matmul
 from .._typing import Array, Float, Points, PRNGKeyArray
-from ..embedding import joint_embed
+from ..embedding import embed_joint
 from ..features import FeatureChoice, fit_features
 from ..kernels import AbstractKernel
-from ._results import TestResult, centred, from_null, relevant, simulate
+from ._results import TestResult, centered, from_null, relevant, simulate
 
 #: Of the columns of a Gram matrix, of which only the lower triangle is permuted.
 _BLOCKS = 8
@@ -43,23 +43,33 @@ def independence_test(
 
     **Raises:** `ValueError` for unpaired samples, or fewer than two pairs.
     """
-    joint = joint_embed(kernel_x, kernel_y, check_finite(x, "x"), check_finite(y, "y"))
+    joint = embed_joint(kernel_x, kernel_y, check_finite(x, "x"), check_finite(y, "y"))
     if size(joint.x) < 2:
         raise ValueError("An independence test needs at least 2 pairs.")
     kernels = joint.kernel_x, joint.kernel_y
     draws = as_count(draws, "draws")
     if landmarks is None:
         return from_null(*_exact(kernels, joint.x, joint.y, key, draws))
-    phi, psi = (fit_features(k, p, landmarks) for k, p in zip(kernels, (joint.x, joint.y), strict=True))
-    return from_null(*_low_rank(phi.codes, psi.codes, key, draws))
+    phi, psi = (
+        fit_features(k, p, landmarks) for k, p in zip(kernels, (joint.x, joint.y), strict=True)
+    )
+    return from_null(*_low_rank(phi.matrix, psi.matrix, key, draws))
 
 
 @eqx.filter_jit
-def _exact(kernels: tuple[AbstractKernel, AbstractKernel], x: Points, y: Points, key: PRNGKeyArray, draws: int):
+def _exact(
+    kernels: tuple[AbstractKernel, AbstractKernel],
+    x: Points,
+    y: Points,
+    key: PRNGKeyArray,
+    draws: int,
+):
     grams = kernels[0].gram(x, x), kernels[1].gram(y, y)
-    # Centring one of the two is enough, but for rounding.
-    k, l = (centred(gram.astype(grams[0].dtype)) for gram in grams)  # noqa: E741 (the papers' letter)
-    magnitude = relevant(k, grams[0]) * relevant(l, grams[1].astype(k.dtype))  # at least that of any permutation
+    # Centering one of the two is enough, but for rounding.
+    k, l = (centered(gram.astype(grams[0].dtype)) for gram in grams)  # noqa: E741 (the papers' letter)
+    magnitude = relevant(k, grams[0]) * relevant(
+        l, grams[1].astype(k.dtype)
+    )  # at least that of any permutation
     n = size(x)
     step = -(-n // _BLOCKS)
     k = 2 * jnp.tril(k) - jnp.diag(jnp.diagonal(k))
@@ -70,7 +80,8 @@ def _exact(kernels: tuple[AbstractKernel, AbstractKernel], x: Points, y: Points,
         order = order.astype(jnp.int32)
         columns = jnp.take(l, order, axis=0, mode="clip").T
         parts = [
-            jnp.sum(block * jnp.take(columns[:, i : i + step], order[i:], axis=0, mode="clip")) for i, block in blocks
+            jnp.sum(block * jnp.take(columns[:, i : i + step], order[i:], axis=0, mode="clip"))
+            for i, block in blocks
         ]
         return sum(parts, jnp.zeros((), k.dtype)) / n**2
 
@@ -85,9 +96,12 @@ def _one_by_one(statistic: Callable[[Array], Array]) -> Callable[[Array], Array]
 @eqx.filter_jit
 def _low_rank(phi: Float[Array, "n r"], psi: Float[Array, "n s"], key: PRNGKeyArray, draws: int):
     n = phi.shape[0]
-    centres = [codes - jnp.mean(codes, axis=0) for codes in (phi, psi)]
-    sizes = [relevant(centre, codes) ** 2 * codes.shape[1] for centre, codes in zip(centres, (phi, psi), strict=True)]
-    phi, psi = centres[0].T, centres[1]
+    centers = [coordinates - jnp.mean(coordinates, axis=0) for coordinates in (phi, psi)]
+    sizes = [
+        relevant(center, coordinates) ** 2 * coordinates.shape[1]
+        for center, coordinates in zip(centers, (phi, psi), strict=True)
+    ]
+    phi, psi = centers[0].T, centers[1]
 
     def statistic(order):
         return jnp.sum(matmul(phi, take(psi, order)) ** 2) / n**2

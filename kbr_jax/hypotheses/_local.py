@@ -49,13 +49,16 @@ def local_dependence_test(
 def _run(model: ConditionalEmbedding, operator: CrossCovariance, key: PRNGKeyArray, draws: int):
     features = model.features_x
     beta = jnp.atleast_2d(operator.weights)
-    fitted = features.ridge_weights(model.factor, features.codes)
+    fitted = features.ridge_weights(model.factor, features.matrix)
 
     def residual(gram: Float[Array, "n n"]) -> Float[Array, "n n"]:
         once = gram - matmul(fitted, gram)
         return once - matmul(once, fitted.T)
 
-    grams = [operator.kernel_x.gram(operator.x, operator.x), operator.kernel_y.gram(operator.y, operator.y)]
+    grams = [
+        operator.kernel_x.gram(operator.x, operator.x),
+        operator.kernel_y.gram(operator.y, operator.y),
+    ]
     parts = [residual(gram) for gram in grams]
     product = parts[0] * parts[1]
 
@@ -63,6 +66,8 @@ def _run(model: ConditionalEmbedding, operator: CrossCovariance, key: PRNGKeyArr
         terms = signs[:, None] * beta
         return jnp.sum(matmul(terms, product) * terms, axis=-1)
 
-    null = simulate(key, draws, lambda one: jax.random.rademacher(one, beta.shape[1:], beta.dtype), statistics)
+    null = simulate(
+        key, draws, lambda one: jax.random.rademacher(one, beta.shape[1:], beta.dtype), statistics
+    )
     magnitude = of_residuals(parts, grams) * jnp.sum(jnp.abs(beta), axis=1) ** 2
     return statistics(jnp.ones((1, beta.shape[1]), beta.dtype))[0], null, magnitude

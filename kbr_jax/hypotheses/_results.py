@@ -33,7 +33,10 @@ class TestResult(eqx.Module):
 
 
 def simulate(
-    key: PRNGKeyArray, count: int, draw: Callable[[PRNGKeyArray], Array], statistics: Callable[[Array], Array]
+    key: PRNGKeyArray,
+    count: int,
+    draw: Callable[[PRNGKeyArray], Array],
+    statistics: Callable[[Array], Array],
 ) -> Array:
     """`statistics` of `count` draws: of a batch `[b, ...]` of them at a time, so that products with matrices stay products."""
     size = min(_BATCH, count)
@@ -44,20 +47,26 @@ def simulate(
     return found.reshape(batches * size, *found.shape[2:])[:count]
 
 
-def centred(gram: Float[Array, "n n"]) -> Float[Array, "n n"]:
+def centered(gram: Float[Array, "n n"]) -> Float[Array, "n n"]:
     """H K H."""
     rows = jnp.mean(gram, axis=0)
     return gram - rows - rows[:, None] + jnp.mean(rows)
 
 
-def relevant(centre: Array, whole: Array) -> Float[Array, ""]:
-    """Root mean square of what centring leaves, and of its own rounding."""
-    return jnp.sqrt(jnp.mean(centre**2)) + jnp.finfo(centre.dtype).eps * jnp.sqrt(jnp.mean(whole**2))
+def relevant(center: Array, whole: Array) -> Float[Array, ""]:
+    """Root mean square of what centering leaves, and of its own rounding."""
+    return jnp.sqrt(jnp.mean(center**2)) + jnp.finfo(center.dtype).eps * jnp.sqrt(
+        jnp.mean(whole**2)
+    )
 
 
-def of_residuals(parts: Sequence[Float[Array, "n n"]], wholes: Sequence[Float[Array, "n n"]]) -> Float[Array, ""]:
+def of_residuals(
+    parts: Sequence[Float[Array, "n n"]], wholes: Sequence[Float[Array, "n n"]]
+) -> Float[Array, ""]:
     """Magnitude of the mean product of two residuals, each of them known up to the rounding of its whole Gram matrix."""
-    sizes, bounds = ([jnp.mean(jnp.abs(jnp.diagonal(m))) for m in matrices] for matrices in (parts, wholes))
+    sizes, bounds = (
+        [jnp.mean(jnp.abs(jnp.diagonal(m))) for m in matrices] for matrices in (parts, wholes)
+    )
     return sizes[0] * bounds[1] + bounds[0] * sizes[1]
 
 
@@ -67,7 +76,9 @@ def rounding(magnitude: Float[Array, "*s"]) -> Float[Array, "*s"]:
 
 
 def from_null(
-    statistic: Float[Array, "*kernels"], null: Float[Array, "draws *kernels"], magnitude: Float[Array, "*kernels"]
+    statistic: Float[Array, "*kernels"],
+    null: Float[Array, "draws *kernels"],
+    magnitude: Float[Array, "*kernels"],
 ) -> TestResult:
     r"""The p-value $(1 + \#\{b : T_b \ge T\}) / (1 + B)$, exact for permutations; `magnitude` of the terms of T: see `rounding`.
 
@@ -76,7 +87,9 @@ def from_null(
     """
     tie = rounding(magnitude)
     if statistic.ndim == 0:
-        return TestResult((1 + jnp.sum(null >= statistic - tie)) / (1 + null.shape[0]), statistic, null)
+        return TestResult(
+            (1 + jnp.sum(null >= statistic - tie)) / (1 + null.shape[0]), statistic, null
+        )
     everything = jnp.concatenate([statistic[None], null])
     ordered = jnp.sort(everything, axis=0)
     # How many values are at least as large, ties included.

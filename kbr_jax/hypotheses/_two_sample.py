@@ -12,11 +12,16 @@ from .._checks import as_count, as_points, check_alike, check_finite, check_same
 from .._numerics import matmul, safe_sqrt
 from .._typing import Array, Float, Points, PRNGKeyArray
 from ..kernels import AbstractKernel, as_kernel
-from ._results import TestResult, centred, from_null, relevant, rounding, simulate
+from ._results import TestResult, centered, from_null, relevant, rounding, simulate
 
 
-def _checked(kernels: Any, x: Points, y: Points) -> tuple[tuple[AbstractKernel, ...], Points, Points]:
-    kernels = tuple(as_kernel(kernel) for kernel in (kernels if isinstance(kernels, (list, tuple)) else [kernels]))
+def _checked(
+    kernels: Any, x: Points, y: Points
+) -> tuple[tuple[AbstractKernel, ...], Points, Points]:
+    kernels = tuple(
+        as_kernel(kernel)
+        for kernel in (kernels if isinstance(kernels, (list, tuple)) else [kernels])
+    )
     if not kernels:
         raise ValueError("`kernel` is an empty list; give at least one kernel.")
     x, y = check_finite(as_points(x, "x"), "x"), check_finite(as_points(y, "y"), "y")
@@ -67,19 +72,27 @@ def two_sample_test(
     else:
         raise ValueError(f'`null` must be "permutation" or "wild bootstrap", got {null!r}.')
     found = run(kernels, x, y, key, as_count(draws, "draws"))
-    return from_null(*(found if isinstance(kernel, (list, tuple)) else (part[..., 0] for part in found)))
+    return from_null(
+        *(found if isinstance(kernel, (list, tuple)) else (part[..., 0] for part in found))
+    )
 
 
 @eqx.filter_jit
-def _permutations(kernels: tuple[AbstractKernel, ...], x: Points, y: Points, key: PRNGKeyArray, draws: int):
+def _permutations(
+    kernels: tuple[AbstractKernel, ...], x: Points, y: Points, key: PRNGKeyArray, draws: int
+):
     n, m = size(x), size(y)
     pooled = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), x, y)
     grams = [kernel.gram(pooled, pooled) for kernel in kernels]
     dtype = jnp.result_type(*grams)
     # Terms of a row or a column alone drop out of the statistic, but not of its rounding.
-    centres = jnp.stack([centred(gram.astype(dtype)) for gram in grams]) * (1 - jnp.eye(n + m, dtype=dtype))
-    sizes = jnp.stack([relevant(centre, gram.astype(dtype)) for centre, gram in zip(centres, grams, strict=True)])
-    magnitude, grams = sizes * (3 + (n + m) ** 2 / (m * (m - 1))), centres
+    centers = jnp.stack([centered(gram.astype(dtype)) for gram in grams]) * (
+        1 - jnp.eye(n + m, dtype=dtype)
+    )
+    sizes = jnp.stack(
+        [relevant(center, gram.astype(dtype)) for center, gram in zip(centers, grams, strict=True)]
+    )
+    magnitude, grams = sizes * (3 + (n + m) ** 2 / (m * (m - 1))), centers
     rows = jnp.sum(grams, axis=-1)
     first = (jnp.arange(n + m) < n).astype(dtype)
 
@@ -95,7 +108,9 @@ def _permutations(kernels: tuple[AbstractKernel, ...], x: Points, y: Points, key
 
 
 @eqx.filter_jit
-def _signs(kernels: tuple[AbstractKernel, ...], x: Points, y: Points, key: PRNGKeyArray, draws: int):
+def _signs(
+    kernels: tuple[AbstractKernel, ...], x: Points, y: Points, key: PRNGKeyArray, draws: int
+):
     n = size(x)
     h = jnp.stack([_pairs(kernel, x, y) for kernel in kernels])
     scale = n * (n - 1)
@@ -114,7 +129,7 @@ def _pairs(kernel: AbstractKernel, x: Points, y: Points) -> Float[Array, "n n"]:
     return h * (1 - jnp.eye(h.shape[0], dtype=h.dtype))
 
 
-def two_sample_test_of_blocks(kernel: Any, x: Points, y: Points, *, block: int = 2) -> TestResult:
+def block_two_sample_test(kernel: Any, x: Points, y: Points, *, block: int = 2) -> TestResult:
     r"""Test in linear time: the mean of the unbiased MMD of blocks of points, which is normal for many blocks (B-test: Zaremba,
     Gretton and Blaschko 2013; blocks of 2: the linear-time statistic of Gretton et al. 2012, section 6).
 
@@ -131,14 +146,18 @@ def two_sample_test_of_blocks(kernel: Any, x: Points, y: Points, *, block: int =
     block = as_count(block, "block")
     count = size(x) // block
     if block < 2 or count < 2:
-        raise ValueError(f"`block` = {block} must be at least 2 and leave at least two blocks of {size(x)} points.")
+        raise ValueError(
+            f"`block` = {block} must be at least 2 and leave at least two blocks of {size(x)} points."
+        )
     return _blocks(kernel, x, y, block, count)
 
 
 @eqx.filter_jit
 def _blocks(kernel: AbstractKernel, x: Points, y: Points, block: int, count: int) -> TestResult:
     def split(points):
-        return jax.tree.map(lambda leaf: leaf[: count * block].reshape(count, block, *leaf.shape[1:]), points)
+        return jax.tree.map(
+            lambda leaf: leaf[: count * block].reshape(count, block, *leaf.shape[1:]), points
+        )
 
     def one(pair):
         h = _pairs(kernel, *pair) / (block * (block - 1))

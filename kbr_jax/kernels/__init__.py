@@ -9,13 +9,13 @@ from ._base import Sum as Sum
 from ._base import as_kernel as as_kernel
 from ._base import diagonal as diagonal
 from ._base import gram as gram
-from ._blocked import gram_product as gram_product
+from ._blocked import gram_matvec as gram_matvec
 from ._discrete import Delta as Delta
 from ._discrete import Precomputed as Precomputed
 from ._dot_product import Linear as Linear
 from ._dot_product import Polynomial as Polynomial
+from ._histogram import ChiSquared as ChiSquared
 from ._histogram import HistogramIntersection as HistogramIntersection
-from ._histogram import RBFChiSquared as RBFChiSquared
 from ._matrix import ChordalGaussian as ChordalGaussian
 from ._matrix import Trace as Trace
 from ._parts import DirectSum as DirectSum

@@ -10,7 +10,9 @@ from .._typing import Array, Float, Points, PRNGKeyArray
 from ._domains import check_real, flat
 
 
-def median_heuristic(x: Points, *, max_points: int = 2000, key: PRNGKeyArray | None = None) -> Float[Array, ""]:
+def median_heuristic(
+    x: Points, *, max_points: int = 2000, key: PRNGKeyArray | None = None
+) -> Float[Array, ""]:
     r"""Median of the Euclidean distances $|x_i - x_j|$ over pairs $i < j$.
 
     **Arguments:**

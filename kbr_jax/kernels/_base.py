@@ -92,7 +92,9 @@ class Scaled(AbstractKernel):
     """`factor * k(x, y)` with a positive factor. Made by `factor * k`."""
 
     kernel: AbstractKernel
-    factor: Float[Array, ""] = eqx.field(converter=lambda value: as_positive(value, "factor", scalar=True))
+    factor: Float[Array, ""] = eqx.field(
+        converter=lambda value: as_positive(value, "factor", scalar=True)
+    )
 
     def __call__(self, x: Point, y: Point) -> Float[Array, ""]:
         return self._scale(self.kernel(x, y))
@@ -124,7 +126,9 @@ class FunctionKernel(AbstractKernel):
 
     def __init__(self, function: Any):
         leaves, self.structure = jax.tree.flatten(function)
-        self.arrays = [leaf.astype(leaf.dtype) for leaf in leaves if eqx.is_array(leaf)]  # drops weak types
+        self.arrays = [
+            leaf.astype(leaf.dtype) for leaf in leaves if eqx.is_array(leaf)
+        ]  # drops weak types
         self.static = tuple(None if eqx.is_array(leaf) else leaf for leaf in leaves)
 
     def __call__(self, x: Point, y: Point) -> Float[Array, ""]:
@@ -144,7 +148,9 @@ def as_kernel(kernel: Any) -> AbstractKernel:
         return kernel
     if callable(kernel):
         return FunctionKernel(kernel)
-    raise ValueError(f"A kernel must be a kbr_jax kernel or a callable k(x, y) of two points, got {kernel!r}.")
+    raise ValueError(
+        f"A kernel must be a kbr_jax kernel or a callable k(x, y) of two points, got {kernel!r}."
+    )
 
 
 def gram(kernel: Any, x: Points, y: Points | None = None) -> Float[Array, "n m"]:

@@ -16,7 +16,9 @@ from ._base import AbstractKernel, as_kernel
 _BLOCK_ENTRIES, _BLOCK_ROWS = 2**21, 32
 
 
-def gram_product(kernel: Any, x: Points, y: Points, v: ArrayLike, *, block: int | None = None) -> Float[Array, "n *k"]:
+def gram_matvec(
+    kernel: Any, x: Points, y: Points, v: ArrayLike, *, block: int | None = None
+) -> Float[Array, "n *k"]:
     r"""$K(X, Y) V$, $\sum_j k(x_i, y_j) V_{jc}$, without the n x m matrix: a block of rows is formed, multiplied, forgotten.
 
     **Arguments:**
@@ -38,17 +40,23 @@ def gram_product(kernel: Any, x: Points, y: Points, v: ArrayLike, *, block: int 
     kernel.check(x, "x")
     kernel.check(y, "y")
     if not jnp.issubdtype(v.dtype, jnp.floating):
-        raise ValueError(f"`v` must be floating-point, not {v.dtype}; convert it with `v.astype(float)`.")
+        raise ValueError(
+            f"`v` must be floating-point, not {v.dtype}; convert it with `v.astype(float)`."
+        )
     if v.ndim == 0 or v.shape[0] != size(y):
         raise ValueError(
             f"`v` has shape {v.shape}; its first axis must hold one number for each of {size(y)} points `y`."
         )
-    rows = max(_BLOCK_ROWS, _BLOCK_ENTRIES // size(y)) if block is None else as_count(block, "block")
+    rows = (
+        max(_BLOCK_ROWS, _BLOCK_ENTRIES // size(y)) if block is None else as_count(block, "block")
+    )
     product = _by_blocks(kernel, x, y, v.reshape(v.shape[0], -1), rows)
     return product.reshape(-1, *v.shape[1:])
 
 
-def _by_blocks(kernel: AbstractKernel, x: Points, y: Points, v: Float[Array, "m k"], rows: int) -> Float[Array, "n k"]:
+def _by_blocks(
+    kernel: AbstractKernel, x: Points, y: Points, v: Float[Array, "m k"], rows: int
+) -> Float[Array, "n k"]:
     n = size(x)
     count = -(-n // rows)
     rows = -(-n // count)  # as even as can be: fewer than `count` rows of padding

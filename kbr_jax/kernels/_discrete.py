@@ -18,11 +18,15 @@ class Delta(AbstractKernel):
     """
 
     dtype: jnp.dtype | None = eqx.field(
-        static=True, default=None, converter=lambda value: None if value is None else jnp.dtype(value)
+        static=True,
+        default=None,
+        converter=lambda value: None if value is None else jnp.dtype(value),
     )
 
     def __call__(self, x: Point, y: Point) -> Float[Array, ""]:
-        return jnp.all(jnp.asarray(x) == jnp.asarray(y)).astype(float if self.dtype is None else self.dtype)
+        return jnp.all(jnp.asarray(x) == jnp.asarray(y)).astype(
+            float if self.dtype is None else self.dtype
+        )
 
     def check(self, x: Points, name: str) -> None:
         check_integer(x, name, "Delta")
@@ -40,7 +44,9 @@ class Precomputed(AbstractKernel):
     def __check_init__(self):
         shape = getattr(self.matrix, "shape", ())
         if len(shape) != 2 or shape[0] != shape[1]:
-            raise ValueError(f"`matrix` must be a square Gram matrix [N, N], got shape {tuple(shape)}.")
+            raise ValueError(
+                f"`matrix` must be a square Gram matrix [N, N], got shape {tuple(shape)}."
+            )
 
     def __call__(self, x: Point, y: Point) -> Float[Array, ""]:
         return self._entries(x, y)

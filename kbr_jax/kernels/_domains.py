@@ -32,14 +32,18 @@ def check_histogram(x: Points, name: str, kernel: str) -> None:
     """Points with coordinates that are real and, where they can be read, not negative."""
     check_real(x, name, kernel)
     if is_concrete(x) and np.any(np.asarray(x) < 0):
-        raise ValueError(f"{kernel} is a kernel on histograms, but `{name}` has negative coordinates.")
+        raise ValueError(
+            f"{kernel} is a kernel on histograms, but `{name}` has negative coordinates."
+        )
 
 
 def check_integer(x: Points, name: str, kernel: str) -> None:
     """Points that are integers or booleans: labels, categories, indices."""
     leaf = check_single_array(x, name, kernel)
     if not (jnp.issubdtype(leaf.dtype, jnp.integer) or leaf.dtype == bool):
-        raise ValueError(f"{kernel} compares integer or boolean labels, but `{name}` has dtype {leaf.dtype}.")
+        raise ValueError(
+            f"{kernel} compares integer or boolean labels, but `{name}` has dtype {leaf.dtype}."
+        )
 
 
 def check_matrices(x: Points, name: str, kernel: str) -> None:
@@ -47,7 +51,9 @@ def check_matrices(x: Points, name: str, kernel: str) -> None:
     check_real(x, name, kernel)
     shape = jax.tree.leaves(x)[0].shape
     if len(shape) != 3:
-        raise ValueError(f"{kernel} takes matrices, `{name}` of shape [n, p, q]; got {tuple(shape)}.")
+        raise ValueError(
+            f"{kernel} takes matrices, `{name}` of shape [n, p, q]; got {tuple(shape)}."
+        )
 
 
 def flat(x: Points) -> Float[Array, "n d"]:

@@ -50,8 +50,14 @@ class Polynomial(AbstractDotProduct):
     """
 
     degree: int = eqx.field(static=True, converter=lambda value: as_count(value, "degree"))
-    scale: Float[Array, ""] = eqx.field(converter=lambda value: as_positive(value, "scale", scalar=True), default=1.0)
-    offset: Float[Array, ""] = eqx.field(converter=lambda value: as_positive(value, "offset", scalar=True), default=1.0)
+    scale: Float[Array, ""] = eqx.field(
+        converter=lambda value: as_positive(value, "scale", scalar=True), default=1.0
+    )
+    offset: Float[Array, ""] = eqx.field(
+        converter=lambda value: as_positive(value, "offset", scalar=True), default=1.0
+    )
 
     def profile(self, product: Float[Array, "*s"]) -> Float[Array, "*s"]:
-        return (self.scale.astype(product.dtype) * product + self.offset.astype(product.dtype)) ** self.degree
+        return (
+            self.scale.astype(product.dtype) * product + self.offset.astype(product.dtype)
+        ) ** self.degree

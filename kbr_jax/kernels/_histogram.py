@@ -26,7 +26,7 @@ class HistogramIntersection(AbstractKernel):
         check_histogram(x, name, "HistogramIntersection")
 
 
-class RBFChiSquared(AbstractKernel):
+class ChiSquared(AbstractKernel):
     r"""$k(z, \bar z) = \exp(-\chi^2(z, \bar z) / (2 h^2))$ with
 
     $$ \chi^2(z, \bar z) = \frac{1}{d} \sum_{c=1}^d \frac{(z_c - \bar z_c)^2}{\frac12 (z_c + \bar z_c)}, $$
@@ -46,4 +46,4 @@ class RBFChiSquared(AbstractKernel):
         return jnp.ones(x.shape[0], x.dtype)
 
     def check(self, x: Points, name: str) -> None:
-        check_histogram(x, name, "RBFChiSquared")
+        check_histogram(x, name, "ChiSquared")

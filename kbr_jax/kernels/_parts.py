@@ -12,7 +12,9 @@ from ._base import AbstractKernel, as_kernel
 
 def _as_kernels(kernels: Any) -> tuple[AbstractKernel, ...]:
     if not isinstance(kernels, (tuple, list)) or not kernels:
-        raise ValueError(f"`kernels` must be a non-empty tuple with a kernel for each part, got {kernels!r}.")
+        raise ValueError(
+            f"`kernels` must be a non-empty tuple with a kernel for each part, got {kernels!r}."
+        )
     return tuple(as_kernel(kernel) for kernel in kernels)
 
 
@@ -26,13 +28,19 @@ class AbstractParts(AbstractKernel):
         """The joint kernel from those of the parts, stacked along the first axis."""
 
     def __call__(self, x: Point, y: Point) -> Float[Array, ""]:
-        return self.combine(jnp.stack([k(a, b) for k, a, b in zip(self.kernels, x, y, strict=True)]))
+        return self.combine(
+            jnp.stack([k(a, b) for k, a, b in zip(self.kernels, x, y, strict=True)])
+        )
 
     def gram(self, x: Points, y: Points) -> Float[Array, "n m"]:
-        return self.combine(jnp.stack([k.gram(a, b) for k, a, b in zip(self.kernels, x, y, strict=True)]))
+        return self.combine(
+            jnp.stack([k.gram(a, b) for k, a, b in zip(self.kernels, x, y, strict=True)])
+        )
 
     def diagonal(self, x: Points) -> Float[Array, " n"]:
-        return self.combine(jnp.stack([k.diagonal(a) for k, a in zip(self.kernels, x, strict=True)]))
+        return self.combine(
+            jnp.stack([k.diagonal(a) for k, a in zip(self.kernels, x, strict=True)])
+        )
 
     def check(self, x: Points, name: str) -> None:
         if not isinstance(x, (tuple, list)) or len(x) != len(self.kernels):

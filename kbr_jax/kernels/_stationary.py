@@ -29,7 +29,9 @@ WITH_SPECTRUM = (
 )
 
 
-def _gaussian_frequencies(key, count: int, dimension: int, dtype, orthogonal: bool) -> Float[Array, "r d"]:
+def _gaussian_frequencies(
+    key, count: int, dimension: int, dtype, orthogonal: bool
+) -> Float[Array, "r d"]:
     """Standard normal rows; if orthogonal, rows of Haar blocks with lengths drawn as those of independent ones."""
     direction, length = jax.random.split(key)
     normals = jax.random.normal(length, (count, dimension), dtype)
@@ -41,11 +43,15 @@ def _gaussian_frequencies(key, count: int, dimension: int, dtype, orthogonal: bo
     return jnp.linalg.norm(normals, axis=1, keepdims=True) * rows
 
 
-def _student_frequencies(degrees: int, key, count: int, dimension: int, dtype, orthogonal: bool) -> Float[Array, "r d"]:
+def _student_frequencies(
+    degrees: int, key, count: int, dimension: int, dtype, orthogonal: bool
+) -> Float[Array, "r d"]:
     """Rows of the multivariate Student t distribution, the spectral density of a Matern kernel: scaled normal ones."""
     first, second = jax.random.split(key)
     normals = _gaussian_frequencies(first, count, dimension, dtype, orthogonal)
-    return normals * jnp.sqrt(degrees / jax.random.chisquare(second, jnp.asarray(degrees, dtype), (count, 1), dtype))
+    return normals * jnp.sqrt(
+        degrees / jax.random.chisquare(second, jnp.asarray(degrees, dtype), (count, 1), dtype)
+    )
 
 
 def check_bandwidth(x: Points, name: str, kernel: str, bandwidth: Float[Array, "..."]) -> None:
@@ -72,9 +78,11 @@ class AbstractShiftInvariant(AbstractKernel):
     ) -> Float[Array, "r d"]:
         r"""`count` draws $\omega$ of the spectral density for bandwidth 1; orthogonal ones if asked (Yu et al. 2016)."""
         del key, count, dimension, dtype, orthogonal
-        raise ValueError(f"{type(self).__name__} offers no draws from its spectral density. {WITH_SPECTRUM}")
+        raise ValueError(
+            f"{type(self).__name__} offers no draws from its spectral density. {WITH_SPECTRUM}"
+        )
 
-    def standardise(self, x: Points) -> Float[Array, "n d"]:
+    def standardize(self, x: Points) -> Float[Array, "n d"]:
         """The coordinates of a checked sample in units of the bandwidth."""
         return flat(_rescale(x, self.bandwidth))
 
@@ -103,7 +111,9 @@ class AbstractStationary(AbstractShiftInvariant):
 @eqx.filter_jit  # operation by operation it would take several arrays [n, m], and as many passes over memory
 def _gram(kernel: AbstractStationary, x: Points, y: Points) -> Float[Array, "n m"]:
     scale = kernel.bandwidth.astype(x.dtype)
-    return kernel.profile(squared_distances(flat(x), flat(y), scale.reshape(-1) if scale.ndim else scale))
+    return kernel.profile(
+        squared_distances(flat(x), flat(y), scale.reshape(-1) if scale.ndim else scale)
+    )
 
 
 class Gaussian(AbstractStationary):
@@ -114,7 +124,7 @@ class Gaussian(AbstractStationary):
     - `bandwidth`: h > 0 in the units of the points; a scalar, or one per coordinate in the shape of a point.
 
     Points are arrays of any shape; `S13` writes `exp(-sigma |x - y|^2)` with `sigma = 1 / (2 h^2)`. Multiply by
-    `(2 pi h^2)^{-d/2}` for the normalised density.
+    `(2 pi h^2)^{-d/2}` for the normalized density.
     """
 
     bandwidth: Float[Array, "..."] = eqx.field(converter=as_bandwidth)
@@ -202,7 +212,9 @@ class RationalQuadratic(AbstractStationary):
     """
 
     bandwidth: Float[Array, "..."] = eqx.field(converter=as_bandwidth)
-    alpha: Float[Array, ""] = eqx.field(converter=lambda value: as_positive(value, "alpha", scalar=True), default=1.0)
+    alpha: Float[Array, ""] = eqx.field(
+        converter=lambda value: as_positive(value, "alpha", scalar=True), default=1.0
+    )
 
     def profile(self, squared: Float[Array, "*s"]) -> Float[Array, "*s"]:
         alpha = self.alpha.astype(squared.dtype)

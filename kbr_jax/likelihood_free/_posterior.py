@@ -5,11 +5,11 @@ from typing import Any, Literal, get_args
 import equinox as eqx
 import jax.numpy as jnp
 
-from .._checks import as_points, as_share, check_finite, check_same_size, is_concrete
+from .._checks import as_fraction, as_points, check_finite, check_same_size, is_concrete
 from .._numerics import matmul
 from .._typing import Array, ArrayLike, Float, Point, Points
 from ..embedding import Embedding, check_unbatched, embed
-from ..features import FeatureChoice, encode
+from ..features import FeatureChoice, checked_coordinates
 from ..rules import ConditionalEmbedding, fit_conditional, posterior_weights
 from ._simulations import Simulations
 
@@ -41,13 +41,19 @@ class PosteriorModel(eqx.Module):
         **Raises:** `ValueError` for observations that are not points like the simulated data.
         """
         model = self.model
-        codes, single = encode(
-            model.features_x if self.operator is None else model.features_y, observation, "observation"
+        coordinates, single = checked_coordinates(
+            model.features_x if self.operator is None else model.features_y,
+            observation,
+            "observation",
         )
         if self.operator is None:
-            weights, kernel, points = model.features_x.ridge_weights(model.factor, codes), model.kernel_y, model.y
+            weights, kernel, points = (
+                model.features_x.ridge_weights(model.factor, coordinates),
+                model.kernel_y,
+                model.y,
+            )
         else:
-            weights, kernel, points = matmul(codes, self.operator), model.kernel_x, model.x
+            weights, kernel, points = matmul(coordinates, self.operator), model.kernel_x, model.x
         return Embedding(kernel, points, weights[0] if single else weights)
 
 
@@ -62,7 +68,7 @@ def fit_posterior(
     posterior_regularizer: ArrayLike | None = None,
     clip: bool = False,
     truncation: ArrayLike = 0.0,
-    normalise: bool = False,
+    normalize: bool = False,
     landmarks_parameters: FeatureChoice = None,
     landmarks_data: FeatureChoice = None,
 ) -> PosteriorModel:
@@ -87,7 +93,7 @@ def fit_posterior(
       there are simulations. Not for "conditional".
     - `posterior_regularizer`: delta > 0, for the other two methods, on the scale that each has in `bayes_rule`: lambda for "importance"
       is about what lambda^2 is for "bayes".
-    - `clip`, `truncation`, `normalise`: of the prior's weights, as in `clean_weights`; not for "conditional".
+    - `clip`, `truncation`, `normalize`: of the prior's weights, as in `clean_weights`; not for "conditional".
     - `landmarks_parameters`, `landmarks_data`: for low rank, as in `fit_conditional`.
 
     **Returns:** a `PosteriorModel`. Cost O(n^3) and memory O(n^2) exact, O(n r^2 + r^3) and O(n r) with landmarks.
@@ -97,20 +103,34 @@ def fit_posterior(
     """
     parameters, data = _checked(simulations)
     if method not in get_args(Method):
-        raise ValueError(f"`method` must be one of {', '.join(map(repr, get_args(Method)))}, got {method!r}.")
-    cleaned = clip or normalise or not is_concrete(truncation) or float(truncation) != 0
+        raise ValueError(
+            f"`method` must be one of {', '.join(map(repr, get_args(Method)))}, got {method!r}."
+        )
+    cleaned = clip or normalize or not is_concrete(truncation) or float(truncation) != 0
     if method == "conditional":
-        if prior is not None or posterior_regularizer is not None or landmarks_parameters is not None or cleaned:
+        if (
+            prior is not None
+            or posterior_regularizer is not None
+            or landmarks_parameters is not None
+            or cleaned
+        ):
             raise ValueError(
                 "The method 'conditional' answers for the prior that the parameters were drawn from: it takes no `prior`, "
-                "`posterior_regularizer`, `landmarks_parameters`, `clip`, `truncation` or `normalise`; use 'bayes' or 'importance'."
+                "`posterior_regularizer`, `landmarks_parameters`, `clip`, `truncation` or `normalize`; use 'bayes' or 'importance'."
             )
         model = fit_conditional(
-            kernel_data, kernel_parameters, data, parameters, regularizer=regularizer, landmarks_x=landmarks_data
+            kernel_data,
+            kernel_parameters,
+            data,
+            parameters,
+            regularizer=regularizer,
+            landmarks_x=landmarks_data,
         )
         return PosteriorModel(model, None, method)
     if posterior_regularizer is None:
-        raise ValueError(f"The method {method!r} needs a `posterior_regularizer`; see `bayes_rule` for its scale.")
+        raise ValueError(
+            f"The method {method!r} needs a `posterior_regularizer`; see `bayes_rule` for its scale."
+        )
     model = fit_conditional(
         kernel_parameters,
         kernel_data,
@@ -122,22 +142,25 @@ def fit_posterior(
     )
     prior = embed(model.kernel_x, model.x) if prior is None else prior
     check_unbatched(prior, "prior")
-    # Bayes' rule is linear in the code of the observation: its weights for the unit codes are the whole map.
+    # Bayes' rule is linear in the code of the observation: its weights for the unit coordinates are the whole map.
     operator, _ = posterior_weights(
         model,
         prior,
-        jnp.eye(model.features_y.codes.shape[1], dtype=model.features_y.dtype),
+        jnp.eye(model.features_y.matrix.shape[1], dtype=model.features_y.dtype),
         regularizer=posterior_regularizer,
         form="b" if method == "bayes" else "importance",
         clip=clip,
-        truncation=as_share(truncation, "truncation"),
-        normalise=normalise,
+        truncation=as_fraction(truncation, "truncation"),
+        normalize=normalize,
     )
     return PosteriorModel(model, operator, method)
 
 
 def _checked(simulations: Simulations) -> tuple[Points, Points]:
     names = "simulations.parameters", "simulations.data"
-    parameters, data = as_points(simulations.parameters, names[0]), as_points(simulations.data, names[1])
+    parameters, data = (
+        as_points(simulations.parameters, names[0]),
+        as_points(simulations.data, names[1]),
+    )
     check_same_size(parameters, names[0], data, names[1])
     return check_finite(parameters, names[0]), check_finite(data, names[1])

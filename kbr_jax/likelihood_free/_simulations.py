@@ -43,11 +43,15 @@ def simulate(
     **Raises:** `ValueError` for a `count` or `batch` below 1.
     """
     count = as_count(count, "count")
-    return _simulate(simulator, prior_sampler, count, key, count if batch is None else as_count(batch, "batch"))
+    return _simulate(
+        simulator, prior_sampler, count, key, count if batch is None else as_count(batch, "batch")
+    )
 
 
 @eqx.filter_jit
-def _simulate(simulator: Callable, prior_sampler: Callable, count: int, key: PRNGKeyArray, batch: int) -> Simulations:
+def _simulate(
+    simulator: Callable, prior_sampler: Callable, count: int, key: PRNGKeyArray, batch: int
+) -> Simulations:
     def one(own):
         for_prior, for_data = jax.random.split(own)
         parameter = prior_sampler(for_prior)

@@ -10,4 +10,4 @@ from ._inference import Messages as Messages
 from ._inference import propagate_loopy as propagate_loopy
 from ._inference import propagate_tree as propagate_tree
 from ._model import PropagationModel as PropagationModel
-from ._model import fit_propagation as fit_propagation
+from ._model import fit_belief_propagation as fit_belief_propagation

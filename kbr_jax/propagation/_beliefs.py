@@ -42,7 +42,12 @@ class Beliefs(eqx.Module):
         r"""Means `[nodes, *point]` of real points, $\sum_i b_i x_i$: the estimate of least squared error."""
 
         def average(leaf):
-            return jnp.tensordot(self.probabilities, leaf.astype(self.probabilities.dtype), axes=1, precision="highest")
+            return jnp.tensordot(
+                self.probabilities,
+                leaf.astype(self.probabilities.dtype),
+                axes=1,
+                precision="highest",
+            )
 
         return jax.tree.map(average, self.points)
 
@@ -63,7 +68,9 @@ class Beliefs(eqx.Module):
         if not jnp.issubdtype(values.dtype, jnp.floating):
             return values[jnp.argmax(heights >= 0.5 - 1e-6, axis=1)].astype(masses.dtype)
         half = jnp.asarray(0.5, masses.dtype)
-        return jax.vmap(lambda h, m: jnp.interp(half, h - m / 2, values.astype(m.dtype)))(heights, masses)
+        return jax.vmap(lambda h, m: jnp.interp(half, h - m / 2, values.astype(m.dtype)))(
+            heights, masses
+        )
 
     def mode(self) -> Points:
         """The point of highest density `[nodes, *point]`; needs beliefs on a grid."""
@@ -90,11 +97,11 @@ def read_beliefs(
     marginal: Any = None,
     widths: ArrayLike | None = None,
 ) -> Beliefs:
-    r"""Beliefs $B(x_s) \propto p^*(x_s) \prod_t m_{ts}(x_s)$ of hidden nodes (S13 section 5.1.2), normalised over the points.
+    r"""Beliefs $B(x_s) \propto p^*(x_s) \prod_t m_{ts}(x_s)$ of hidden nodes (S13 section 5.1.2), normalized over the points.
 
     **Arguments:**
 
-    - `model`, `messages`: from `fit_propagation` and `propagate_tree` or `propagate_loopy`.
+    - `model`, `messages`: from `fit_belief_propagation` and `propagate_tree` or `propagate_loopy`.
     - `points`: `[p, ...]`, a grid, or any points. Messages are evaluated there by the regression that defines them, which sends
       every message once more. By default the support of the nodes: their training sample, draws of $p^*$, whose weights are then
       the products of the messages alone. (Not with `pivots`, which are no sample.)
@@ -116,50 +123,68 @@ def read_beliefs(
     hidden = graph.hidden_kinds.tolist()
     wanted = hidden if kinds is None else sorted(set(kinds))
     if not wanted or not set(wanted) <= set(hidden):
-        raise ValueError(f"`kinds` must be among the kinds of hidden nodes, {hidden}; got {wanted}.")
+        raise ValueError(
+            f"`kinds` must be among the kinds of hidden nodes, {hidden}; got {wanted}."
+        )
     nodes = graph.hidden[np.isin(graph.kinds[graph.hidden], wanted)]
     place = np.searchsorted(graph.hidden, nodes)
     if points is None:
         return _on_support(model, messages, wanted, nodes, place)
     points = as_points(points, "points")
     for kind in wanted:
-        check_alike(points, "points", model.samples[kind], f"training sample of nodes of kind {kind}")
+        check_alike(
+            points, "points", model.samples[kind], f"training sample of nodes of kind {kind}"
+        )
         model.kernels[kind].check(points, "points")
     prior = _marginal(model, wanted, points, marginal)[np.searchsorted(wanted, graph.kinds[nodes])]
     known = (messages.values, messages.local, messages.floor, messages.evidence)
     values = _read(model, known, points, tuple(wanted))[place] * prior
     total = (
-        jnp.ones(size(points), values.dtype) if widths is None else as_positive(widths, "widths").astype(values.dtype)
+        jnp.ones(size(points), values.dtype)
+        if widths is None
+        else as_positive(widths, "widths").astype(values.dtype)
     )
     if total.shape != (size(points),):
-        raise ValueError(f"`widths` has shape {total.shape}; give one for each of {size(points)} points.")
-    probabilities = _normalised(values * total)
+        raise ValueError(
+            f"`widths` has shape {total.shape}; give one for each of {size(points)} points."
+        )
+    probabilities = _normalized(values * total)
     return Beliefs(points, probabilities, probabilities / total, tuple(nodes.tolist()))
 
 
-def _normalised(values: Float[Array, "nodes p"]) -> Float[Array, "nodes p"]:
+def _normalized(values: Float[Array, "nodes p"]) -> Float[Array, "nodes p"]:
     sums = jnp.sum(values, axis=1, keepdims=True)
     # Evidence that contradicts itself leaves nothing: then nothing is known.
-    return jnp.where(sums <= 0, 1 / values.shape[1], values / jnp.where(sums <= 0, 1, sums))  # NaN stays NaN
+    return jnp.where(
+        sums <= 0, 1 / values.shape[1], values / jnp.where(sums <= 0, 1, sums)
+    )  # NaN stays NaN
 
 
 def _on_support(
     model: PropagationModel, messages: Messages, kinds: list, nodes: np.ndarray, place: np.ndarray
 ) -> Beliefs:
     if not model.weighted:
-        raise ValueError("With `pivots` messages are not kept at a sample; give `points` to read beliefs at.")
+        raise ValueError(
+            "With `pivots` messages are not kept at a sample; give `points` to read beliefs at."
+        )
     if any(model.supports[kind] is not model.supports[kinds[0]] for kind in kinds):
         raise ValueError(
             "Nodes of several kinds have several supports; read one of the `kinds` at a time, or give `points`."
         )
     points = model.supports[kinds[0]]
     table = model.layout.message_slots.arrivals(nodes)
-    values = product(messages.local[place], lambda index: rows_or_ones(messages.values, index), table)
-    return Beliefs(points, _normalised(jnp.maximum(values[:, : size(points)], 0)), None, tuple(nodes.tolist()))
+    values = product(
+        messages.local[place], lambda index: rows_or_ones(messages.values, index), table
+    )
+    return Beliefs(
+        points, _normalized(jnp.maximum(values[:, : size(points)], 0)), None, tuple(nodes.tolist())
+    )
 
 
 @eqx.filter_jit
-def _read(model: PropagationModel, known: tuple, points: Points, kinds: tuple[int, ...]) -> Float[Array, "N p"]:
+def _read(
+    model: PropagationModel, known: tuple, points: Points, kinds: tuple[int, ...]
+) -> Float[Array, "N p"]:
     """Products of all messages and evidence at common points, for every hidden node; meaningful for the given kinds."""
     messages, local, floor, evidence = known
     graph, slots = model.graph, model.layout.message_slots
@@ -179,13 +204,22 @@ def _read(model: PropagationModel, known: tuple, points: Points, kinds: tuple[in
     table = row_of[slots.arrivals(graph.hidden)]
     total = known_values(model, evidence, points, kinds, rows.dtype)
     watched = evidence_rows(
-        model, evidence, floor, lambda transfer, codes: transfer.read(codes, points), size(points), kinds
+        model,
+        evidence,
+        floor,
+        lambda transfer, coordinates: transfer.read(coordinates, points),
+        size(points),
+        kinds,
     )
-    total = product(total, lambda index: watched[index], model.layout.evidence_slots.arrivals(graph.hidden))
+    total = product(
+        total, lambda index: watched[index], model.layout.evidence_slots.arrivals(graph.hidden)
+    )
     return product(total, lambda index: rows[index], table)
 
 
-def _marginal(model: PropagationModel, kinds: list, points: Points, marginal: Any) -> Float[Array, "kinds p"]:
+def _marginal(
+    model: PropagationModel, kinds: list, points: Points, marginal: Any
+) -> Float[Array, "kinds p"]:
     if marginal is not None and not isinstance(marginal, AbstractKernel) and not callable(marginal):
         values = jnp.asarray(marginal)
         if values.shape not in ((size(points),), (len(kinds), size(points))):
@@ -198,7 +232,9 @@ def _marginal(model: PropagationModel, kinds: list, points: Points, marginal: An
         return jnp.broadcast_to(values.astype(model.dtype), (len(kinds), size(points)))
     kernels = [model.kernels[kind] if marginal is None else as_kernel(marginal) for kind in kinds]
     return jnp.stack(
-        map_alike(_Densities(points), [(k, model.samples[i]) for k, i in zip(kernels, kinds, strict=True)])
+        map_alike(
+            _Densities(points), [(k, model.samples[i]) for k, i in zip(kernels, kinds, strict=True)]
+        )
     )
 
 
@@ -217,6 +253,8 @@ def _densities(points: Points, items: tuple[AbstractKernel, Points]) -> Float[Ar
         kernel, sample = item
         gram: Callable[..., Array] = kernel.gram
         values = gram(points, sample)
-        return jnp.maximum(matmul(values, jnp.full(size(sample), 1 / size(sample), values.dtype)), 0)
+        return jnp.maximum(
+            matmul(values, jnp.full(size(sample), 1 / size(sample), values.dtype)), 0
+        )
 
     return lax.map(one, items)

@@ -30,7 +30,9 @@ class Likelihood(eqx.Module):
     Array leaves of the function (if it is a pytree) and the data stay differentiable.
     """
 
-    nodes: tuple[int, ...] = eqx.field(static=True, converter=lambda nodes: tuple(np.asarray(nodes).tolist()))
+    nodes: tuple[int, ...] = eqx.field(
+        static=True, converter=lambda nodes: tuple(np.asarray(nodes).tolist())
+    )
     function: FunctionKernel = eqx.field(converter=_as_function)
     data: Points
 
@@ -46,26 +48,44 @@ class Evidence(eqx.Module):
     likelihoods: tuple[Likelihood, ...]
 
 
-def local_factors(model: PropagationModel, evidence: Evidence, floor: Float[Array, ""]) -> Float[Array, "N q"]:
+def local_factors(
+    model: PropagationModel, evidence: Evidence, floor: Float[Array, ""]
+) -> Float[Array, "N q"]:
     """The product of all evidence at each hidden node's support."""
 
     def padded(values):
-        return jnp.pad(values, ((0, 0),) * (values.ndim - 1) + ((0, model.width - values.shape[-1]),))
+        return jnp.pad(
+            values, ((0, 0),) * (values.ndim - 1) + ((0, model.width - values.shape[-1]),)
+        )
 
     kinds = tuple(model.graph.hidden_kinds.tolist())
     rows = evidence_rows(
-        model, evidence, floor, lambda transfer, codes: padded(transfer.apply(codes)), model.width, kinds
+        model,
+        evidence,
+        floor,
+        lambda transfer, coordinates: padded(transfer.apply(coordinates)),
+        model.width,
+        kinds,
     )
     hidden = model.graph.hidden
     table = model.layout.evidence_slots.arrivals(hidden)
-    local = product(jnp.ones((len(hidden), model.width), rows.dtype), lambda index: rows[index], table)
-    return local * _known(model, evidence, dict(enumerate(model.supports)), model.width, local.dtype)
+    local = product(
+        jnp.ones((len(hidden), model.width), rows.dtype), lambda index: rows[index], table
+    )
+    return local * _known(
+        model, evidence, dict(enumerate(model.supports)), model.width, local.dtype
+    )
 
 
 def evidence_rows(
-    model: PropagationModel, evidence: Evidence, floor: Float[Array, ""], send: Any, width: int, kinds: tuple[int, ...]
+    model: PropagationModel,
+    evidence: Evidence,
+    floor: Float[Array, ""],
+    send: Any,
+    width: int,
+    kinds: tuple[int, ...],
 ) -> Float[Array, "rows q"]:
-    """The message of each observed node to each of its neighbours, ones where its value is missing; and a row of ones.
+    """The message of each observed node to each of its neighbors, ones where its value is missing; and a row of ones.
 
     Messages to nodes of other kinds than the given ones are ones too.
     """
@@ -77,8 +97,8 @@ def evidence_rows(
         nodes, values = slots.sources[block[wanted]], jnp.ones((*block.shape, width), model.dtype)
         if len(wanted):
             there = evidence.present[position[nodes]] & (nodes >= 0)
-            codes = _codes(model, evidence, take(model.observations[group], wanted), nodes)
-            sent = rescaled(send(model.evidence[group].pick(wanted), codes), floor)
+            coordinates = _codes(model, evidence, take(model.observations[group], wanted), nodes)
+            sent = rescaled(send(model.evidence[group].pick(wanted), coordinates), floor)
             values = values.at[wanted].set(jnp.where(there[..., None], sent, 1))
         rows.append(values.reshape(-1, width))
     return jnp.concatenate([*rows, jnp.ones((1, width), model.dtype)])
@@ -97,12 +117,14 @@ def _codes(
     for kind in set(kinds):
         members = np.flatnonzero(graph.observed & (graph.kinds == kind))
         inside[members] = np.arange(len(members))
-    parts = [take(evidence.values[kind], inside[row]) for kind, row in zip(kinds, nodes, strict=True)]
+    parts = [
+        take(evidence.values[kind], inside[row]) for kind, row in zip(kinds, nodes, strict=True)
+    ]
     return _encode(features, stack(parts))
 
 
 def _encode(features: AbstractFeatures, points: Points) -> Float[Array, "G w r"]:
-    return lax.map(lambda inputs: inputs[0].encode(inputs[1]), (features, points))
+    return lax.map(lambda inputs: inputs[0].coordinates(inputs[1]), (features, points))
 
 
 def known_values(
@@ -112,7 +134,9 @@ def known_values(
     return _known(model, evidence, dict.fromkeys(kinds, points), size(points), dtype)
 
 
-def _known(model: PropagationModel, evidence: Evidence, supports: dict[int, Points], width: int, dtype: Any) -> Array:
+def _known(
+    model: PropagationModel, evidence: Evidence, supports: dict[int, Points], width: int, dtype: Any
+) -> Array:
     graph = model.graph
     total = jnp.ones((len(graph.hidden), width), dtype)
     for known in evidence.likelihoods:
@@ -122,8 +146,13 @@ def _known(model: PropagationModel, evidence: Evidence, supports: dict[int, Poin
             members = [kinds[i] for i in group]
             own = np.flatnonzero(np.isin(graph.kinds[nodes], members))
             place = np.searchsorted(members, graph.kinds[nodes[own]])
-            points, data = take(stack([supports[kind] for kind in members]), place), take(known.data, own)
-            values = jax.vmap(lambda x, y: jax.vmap(lambda p: known.function(p, y))(x))(points, data)  # noqa: B023
+            points, data = (
+                take(stack([supports[kind] for kind in members]), place),
+                take(known.data, own),
+            )
+            values = jax.vmap(lambda x, y: jax.vmap(lambda p: known.function(p, y))(x))(
+                points, data
+            )
             values = jnp.pad(values.astype(dtype), ((0, 0), (0, width - values.shape[1])))
             index = np.full(len(total), len(own))
             index[np.searchsorted(graph.hidden, nodes[own])] = np.arange(len(own))
@@ -131,7 +160,9 @@ def _known(model: PropagationModel, evidence: Evidence, supports: dict[int, Poin
     return total
 
 
-def as_evidence(model: PropagationModel, values: Any, present: ArrayLike | None, likelihoods: Any) -> Evidence:
+def as_evidence(
+    model: PropagationModel, values: Any, present: ArrayLike | None, likelihoods: Any
+) -> Evidence:
     graph = model.graph
     watched = np.flatnonzero(graph.observed)
     known = tuple(_as_likelihood(graph, likelihood) for likelihood in likelihoods)
@@ -152,14 +183,19 @@ def as_evidence(model: PropagationModel, values: Any, present: ArrayLike | None,
         missing = [kind for kind in names if kind not in values]
         if missing:
             raise ValueError(f"`values` has no sample for the observed nodes of kind {missing[0]}.")
-        parts = {kind: (values[kind], np.flatnonzero(kinds == kind), [kind], f"values[{kind}]") for kind in names}
+        parts = {
+            kind: (values[kind], np.flatnonzero(kinds == kind), [kind], f"values[{kind}]")
+            for kind in names
+        }
     else:
         parts = {-1: (values, np.arange(len(watched)), names, "values")}
     given = {}
     for name, (sample, own, members, label) in parts.items():
         sample = as_points(sample, label)
         if size(sample) != len(own):
-            raise ValueError(f"`{label}` holds {size(sample)} values; give one for each of {len(own)} observed nodes.")
+            raise ValueError(
+                f"`{label}` holds {size(sample)} values; give one for each of {len(own)} observed nodes."
+            )
         likes = [(kind, model.samples[kind]) for kind in members if model.samples[kind] is not None]
         for kind, like in likes:
             check_alike(sample, label, like, f"training sample of kind {kind}")
@@ -180,5 +216,7 @@ def _as_likelihood(graph: PairwiseGraph, likelihood: Likelihood) -> Likelihood:
         )
     data = as_points(likelihood.data, "data")
     if size(data) != len(nodes):
-        raise ValueError(f"`data` holds {size(data)} values; give one for each of the likelihood's {len(nodes)} nodes.")
+        raise ValueError(
+            f"`data` holds {size(data)} values; give one for each of the likelihood's {len(nodes)} nodes."
+        )
     return Likelihood(likelihood.nodes, likelihood.function, data)

@@ -142,11 +142,15 @@ def pairwise_graph(
             raise ValueError(f"`observed` holds {missing[0]!r}, which is not a node of the graph.")
         observed = [place[label] for label in observed]
     edges = _integers(edges, "edges").reshape(-1, 2) if np.size(edges) else np.zeros((0, 2), int)
-    count = int(edges.max(initial=-1)) + 1 if num_nodes is None else as_count(num_nodes, "num_nodes")
+    count = (
+        int(edges.max(initial=-1)) + 1 if num_nodes is None else as_count(num_nodes, "num_nodes")
+    )
     _check_edges(edges, count)
     templates = np.arange(len(edges)) if templates is None else _integers(templates, "templates")
     if templates.shape != (len(edges),):
-        raise ValueError(f"`templates` has shape {templates.shape}; give one for each of {len(edges)} edges.")
+        raise ValueError(
+            f"`templates` has shape {templates.shape}; give one for each of {len(edges)} edges."
+        )
     if sorted(set(templates.tolist())) != list(range(len(set(templates.tolist())))):
         raise ValueError("`templates` must be the numbers 0 .. T - 1, each used by some edge.")
     if kinds is None:
@@ -154,12 +158,18 @@ def pairwise_graph(
     kinds = _integers(kinds, "kinds")
     _check_kinds(kinds, edges, templates, count)
     mask = np.zeros(count, bool)
-    watched = _integers(observed if isinstance(observed, np.ndarray) else list(observed), "observed")
+    watched = _integers(
+        observed if isinstance(observed, np.ndarray) else list(observed), "observed"
+    )
     if np.size(watched) and not (0 <= np.min(watched) and np.max(watched) < count):
-        raise ValueError(f"`observed` must hold nodes 0 .. {count - 1}, got {np.asarray(watched).tolist()}.")
+        raise ValueError(
+            f"`observed` must hold nodes 0 .. {count - 1}, got {np.asarray(watched).tolist()}."
+        )
     mask[np.asarray(watched, int)] = True
     if mask.all():
-        raise ValueError("Every node is observed: there is nothing to infer. Leave at least one node hidden.")
+        raise ValueError(
+            "Every node is observed: there is nothing to infer. Leave at least one node hidden."
+        )
     return PairwiseGraph(
         tuple(map(tuple, edges.tolist())),
         tuple(templates.tolist()),
@@ -183,11 +193,15 @@ def grid_graph(rows: int, columns: int, *, leaves: bool = True) -> PairwiseGraph
     parts += [(nodes[i], nodes[i + 1]) for i in range(rows - 1)]
     if leaves:
         parts += [(nodes[i], rows * columns + nodes[i]) for i in range(rows)]
-    edges = np.concatenate([np.stack(part, 1) for part in parts]) if parts else np.zeros((0, 2), int)
+    edges = (
+        np.concatenate([np.stack(part, 1) for part in parts]) if parts else np.zeros((0, 2), int)
+    )
     templates = np.repeat(np.arange(len(parts)), [len(part[0]) for part in parts])
     kinds = np.repeat(np.arange(2 * rows if leaves else rows), columns)
     observed = np.arange(rows * columns, 2 * rows * columns) if leaves else ()
-    return pairwise_graph(edges, num_nodes=len(kinds), observed=observed, templates=templates, kinds=kinds)
+    return pairwise_graph(
+        edges, num_nodes=len(kinds), observed=observed, templates=templates, kinds=kinds
+    )
 
 
 def _integers(values: Any, name: str) -> np.ndarray:
@@ -210,7 +224,9 @@ def _from_networkx(graph: Any, templates: Any) -> tuple[np.ndarray, Any, list]:
 
 def _check_edges(edges: np.ndarray, count: int) -> None:
     if count < 1:
-        raise ValueError("The graph has no nodes; give `edges`, or `num_nodes` for nodes without any.")
+        raise ValueError(
+            "The graph has no nodes; give `edges`, or `num_nodes` for nodes without any."
+        )
     wrong = np.flatnonzero(((edges < 0) | (edges >= count)).any(1))
     if len(wrong):
         raise ValueError(
@@ -219,11 +235,15 @@ def _check_edges(edges: np.ndarray, count: int) -> None:
         )
     loops = np.flatnonzero(edges[:, 0] == edges[:, 1])
     if len(loops):
-        raise ValueError(f"edges[{loops[0]}] joins node {edges[loops[0], 0]} to itself; leave it out.")
+        raise ValueError(
+            f"edges[{loops[0]}] joins node {edges[loops[0], 0]} to itself; leave it out."
+        )
     _, first, times = np.unique(np.sort(edges, 1), axis=0, return_index=True, return_counts=True)
     if np.any(times > 1):
         pair = edges[first[times > 1][0]].tolist()
-        raise ValueError(f"The edge {pair} is given more than once (in either direction); give every edge once.")
+        raise ValueError(
+            f"The edge {pair} is given more than once (in either direction); give every edge once."
+        )
 
 
 def _common_kinds(edges: np.ndarray, templates: np.ndarray, count: int) -> np.ndarray:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._checks import as_count, as_share
+from .._checks import as_count, as_fraction
 from .._typing import Array, ArrayLike, Float, Int
 from ._evidence import Evidence, Likelihood, as_evidence, local_factors
 from ._functions import product, rescaled, rows_or_ones
@@ -55,14 +55,14 @@ def propagate_tree(
     - `likelihoods`: known ones.
     - `floor`: messages are kept above this share of their largest value. Estimates go below 0, where no probability is.
 
-    **Returns:** `Messages`; read beliefs with `read_beliefs`. Cost: one update for each directed edge (`fit_propagation`), batched by
+    **Returns:** `Messages`; read beliefs with `read_beliefs`. Cost: one update for each directed edge (`fit_belief_propagation`), batched by
     template over the edges that can be sent at the same time; one compiled loop over the tree's diameter.
 
     **Raises:** `ValueError` for a cycle, values that are not of the kind of the training sample, or masks of another length.
     """
     evidence = as_evidence(model, values, present, likelihoods)
     model.layout.levels  # noqa: B018 - raises for a cycle, outside the compiled program
-    return _tree(model, evidence, as_share(floor, "floor").astype(model.dtype))
+    return _tree(model, evidence, as_fraction(floor, "floor").astype(model.dtype))
 
 
 def propagate_loopy(
@@ -87,13 +87,16 @@ def propagate_loopy(
     - the rest as for `propagate_tree`.
 
     **Returns:** `Messages` with the residual of each sweep (the last one repeated after the stop). Cost of a sweep: a few batched
-    matrix products, one for each group of templates alike (`fit_propagation` for the flops of a message), and products of
+    matrix products, one for each group of templates alike (`fit_belief_propagation` for the flops of a message), and products of
     messages, O(edges * degree * q). Differentiable. On a tree as many sweeps as its diameter are exact.
 
     **Raises:** as `propagate_tree`, except for cycles.
     """
     evidence = as_evidence(model, values, present, likelihoods)
-    damping, floor = (as_share(x, name).astype(model.dtype) for x, name in ((damping, "damping"), (floor, "floor")))
+    damping, floor = (
+        as_fraction(x, name).astype(model.dtype)
+        for x, name in ((damping, "damping"), (floor, "floor"))
+    )
     limit = None if tolerance is None else jnp.asarray(tolerance).astype(model.dtype)
     return _flood(model, evidence, as_count(sweeps, "sweeps"), damping, floor, limit)
 
@@ -125,7 +128,11 @@ def _schedule(block: np.ndarray, levels: np.ndarray) -> tuple[np.ndarray, np.nda
     own = levels[block]
     table = []
     for level in range(levels.max(initial=-1) + 1):
-        rows = [(d, block[d][own[d] == level].tolist()) for d in range(len(block)) if np.any(own[d] == level)]
+        rows = [
+            (d, block[d][own[d] == level].tolist())
+            for d in range(len(block))
+            if np.any(own[d] == level)
+        ]
         table.append(rows)
     directions = padded_table([[d for d, _ in rows] for rows in table], 0)
     width = max((len(slots) for rows in table for _, slots in rows), default=0)
@@ -137,7 +144,9 @@ def _schedule(block: np.ndarray, levels: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 @eqx.filter_jit
-def _flood(model: PropagationModel, evidence: Evidence, sweeps: int, damping, floor, tolerance) -> Messages:
+def _flood(
+    model: PropagationModel, evidence: Evidence, sweeps: int, damping, floor, tolerance
+) -> Messages:
     slots = model.layout.message_slots
     local = local_factors(model, evidence, floor)
     real = (slots.sources >= 0)[:, None]
@@ -147,7 +156,10 @@ def _flood(model: PropagationModel, evidence: Evidence, sweeps: int, damping, fl
             _outgoing(model, group, None, block, old, local).reshape(-1, old.shape[-1])
             for group, block in enumerate(slots.blocks)
         ]
-        new = rescaled(sent[0] if len(sent) == 1 else jnp.concatenate(sent), floor) * (1 - damping) + damping * old
+        new = (
+            rescaled(sent[0] if len(sent) == 1 else jnp.concatenate(sent), floor) * (1 - damping)
+            + damping * old
+        )
         new = new if real.all() else jnp.where(real, new, 1)
         return new, jnp.max(jnp.abs(new - old))
 
@@ -162,13 +174,17 @@ def _flood(model: PropagationModel, evidence: Evidence, sweeps: int, damping, fl
 
     start = jnp.ones((slots.count, model.width), local.dtype)
     if not slots.count:
-        return Messages(start, local, jnp.zeros(sweeps, local.dtype), jnp.asarray(0), floor, evidence)
+        return Messages(
+            start, local, jnp.zeros(sweeps, local.dtype), jnp.asarray(0), floor, evidence
+        )
     carry = (start, jnp.asarray(jnp.inf, local.dtype), jnp.asarray(0))
     (messages, _, done), residuals = lax.scan(step, carry, length=sweeps)
     return Messages(messages, local, residuals, done, floor, evidence)
 
 
-def _outgoing(model: PropagationModel, group: int, directions: Any, rows: Any, messages: Array, local: Array) -> Array:
+def _outgoing(
+    model: PropagationModel, group: int, directions: Any, rows: Any, messages: Array, local: Array
+) -> Array:
     """New messages of a group `[G, w, q]`, from the product of what their sources hear from elsewhere."""
     transfer: Transfer = model.messages[group]
     products = sources(model, group, directions, rows, messages, local)
@@ -176,25 +192,37 @@ def _outgoing(model: PropagationModel, group: int, directions: Any, rows: Any, m
     return jnp.pad(sent, ((0, 0), (0, 0), (0, messages.shape[-1] - sent.shape[-1])))
 
 
-def sources(model: PropagationModel, group: int, directions: Any, rows: Any, messages: Array, local: Array) -> Array:
+def sources(
+    model: PropagationModel, group: int, directions: Any, rows: Any, messages: Array, local: Array
+) -> Array:
     """Products of messages at the samples (or pivots) of the sources, `[G, w, c]`."""
     slots, transfer = model.layout.message_slots, model.messages[group]
-    count = transfer.features.codes.shape[1] if transfer.right is None else transfer.right.shape[1]
+    count = transfer.features.matrix.shape[1] if transfer.right is None else transfer.right.shape[1]
     offsets = np.asarray(model.offsets[group])
     place = np.full(model.graph.num_nodes + 1, len(model.graph.hidden))
     place[model.graph.hidden] = np.arange(len(model.graph.hidden))
     # What lies beyond the end is ones: for slots without an edge nothing is heard, and nobody speaks.
-    heard = np.concatenate([model.layout.incoming, np.full((2, model.layout.incoming.shape[1]), slots.count)])
+    heard = np.concatenate(
+        [model.layout.incoming, np.full((2, model.layout.incoming.shape[1]), slots.count)]
+    )
     nodes = place[np.concatenate([slots.sources, [-1, -1]])]
     if isinstance(rows, np.ndarray):
         nodes, heard = nodes[rows], heard[rows]
     else:
-        nodes, heard, offsets = jnp.asarray(nodes)[rows], jnp.asarray(heard)[rows], jnp.asarray(offsets)[directions]
+        nodes, heard, offsets = (
+            jnp.asarray(nodes)[rows],
+            jnp.asarray(heard)[rows],
+            jnp.asarray(offsets)[directions],
+        )
 
     def columns(table, index):
         if not np.any(np.asarray(model.offsets[group])):
             return rows_or_ones(table, index)[..., :count]
-        cut = jax.vmap(jax.vmap(lambda own, start: lax.dynamic_slice(table, (own, start), (1, count))[0], (0, None)))
+        cut = jax.vmap(
+            jax.vmap(
+                lambda own, start: lax.dynamic_slice(table, (own, start), (1, count))[0], (0, None)
+            )
+        )
         return jnp.where((index < len(table))[..., None], cut(index, offsets), 1)
 
     return product(columns(local, nodes), lambda index: columns(messages, index), heard)

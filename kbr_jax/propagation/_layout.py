@@ -26,7 +26,11 @@ class Layout(eqx.Module):
     def __eq__(self, other: object) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
         if not isinstance(other, Layout):
             return False
-        return (self.graph, self.messages, self.evidence) == (other.graph, other.messages, other.evidence)
+        return (self.graph, self.messages, self.evidence) == (
+            other.graph,
+            other.messages,
+            other.evidence,
+        )
 
     @functools.cached_property
     def message_slots(self) -> "Slots":
@@ -44,7 +48,9 @@ class Layout(eqx.Module):
         slots = self.message_slots
         lists: list[list[int]] = [[] for _ in range(slots.count)]
         for source, target, slot in slots.entries:
-            lists[slot] = [other for other, sender in slots.into.get(source, ()) if sender != target]
+            lists[slot] = [
+                other for other, sender in slots.into.get(source, ()) if sender != target
+            ]
         return padded_table(lists, slots.count)
 
     @functools.cached_property
@@ -61,7 +67,9 @@ class Layout(eqx.Module):
 class Slots:
     """Rows of messages: `blocks` holds for each group the slots `[directions, width]`; slots without an edge have source -1."""
 
-    def __init__(self, graph: PairwiseGraph, groups: tuple[tuple[int, ...], ...], directed: dict[int, list]):
+    def __init__(
+        self, graph: PairwiseGraph, groups: tuple[tuple[int, ...], ...], directed: dict[int, list]
+    ):
         self.blocks: list[np.ndarray] = []
         self.entries: list[tuple[int, int, int]] = []
         start = 0
@@ -69,7 +77,9 @@ class Slots:
             width = max(len(directed[direction]) for direction in group)
             block = start + np.arange(len(group) * width).reshape(len(group), width)
             for row, direction in zip(block.tolist(), group, strict=True):
-                self.entries += [(a, b, slot) for (a, b), slot in zip(directed[direction], row, strict=False)]
+                self.entries += [
+                    (a, b, slot) for (a, b), slot in zip(directed[direction], row, strict=False)
+                ]
             self.blocks.append(block)
             start += block.size
         self.count = start
@@ -82,7 +92,9 @@ class Slots:
 
     def arrivals(self, nodes: np.ndarray) -> np.ndarray:
         """The slots of all messages to each of the nodes, filled up with the row of ones."""
-        return padded_table([[slot for slot, _ in self.into.get(int(node), ())] for node in nodes], self.count)
+        return padded_table(
+            [[slot for slot, _ in self.into.get(int(node), ())] for node in nodes], self.count
+        )
 
 
 def padded_table(lists: list[list[int]], filling: int) -> np.ndarray:

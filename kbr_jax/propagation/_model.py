@@ -10,7 +10,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._checks import as_count, as_points, as_positive, check_alike, check_finite, check_same_size, size
+from .._checks import (
+    as_count,
+    as_points,
+    as_positive,
+    check_alike,
+    check_finite,
+    check_same_size,
+    size,
+)
 from .._typing import Array, ArrayLike, Float, Points
 from ..features import AbstractFeatures, FeatureChoice, Landmarks, greedy_landmarks
 from ..kernels import AbstractKernel, as_kernel
@@ -20,7 +28,7 @@ from ._transfer import Power, Regression, Transfer, alike, fit_transfer, map_ali
 
 
 class PropagationModel(eqx.Module):
-    r"""A fitted pairwise model; made by `fit_propagation`.
+    r"""A fitted pairwise model; made by `fit_belief_propagation`.
 
     - `layout`: the graph and where each message stands (static). `kernels`: one for each kind of node.
     - `supports`: for each kind the points at which messages to its nodes are kept, None for kinds without hidden nodes.
@@ -59,7 +67,7 @@ class PropagationModel(eqx.Module):
         return jax.eval_shape(self.kernels[kind].diagonal, self.supports[kind]).dtype
 
 
-def fit_propagation(
+def fit_belief_propagation(
     graph: PairwiseGraph,
     kernels: Any,
     *,
@@ -98,7 +106,7 @@ def fit_propagation(
       stands in several templates, messages are kept at it once.
     - `points`: instead of `pairs`, for each node a sample, all drawn jointly (the setting of S13 eq 30); for graphs where every
       edge is its own template.
-    - `landmarks`: None for exact Gram matrices of hidden nodes; a rank, `Landmarks` or `Frequencies` for features.
+    - `landmarks`: None for exact Gram matrices of hidden nodes; a rank, `Landmarks` or `RandomFourier` for features.
     - `landmarks_observed`: the same for the kernels of observed nodes.
     - `pivots`: the number l of greedy pivots of each kind of hidden node, or `Landmarks` for all of them.
     - `order`: q, static; by default the largest number of messages that any node multiplies.
@@ -113,7 +121,9 @@ def fit_propagation(
     pairs, samples = _as_pairs(graph, kernels, pairs, points)
     ridges = _as_ridges(graph, kernels, samples, regularizer)
     hidden, watched = directed_edges(graph)
-    segments = {kind: _segments(graph, pairs, samples, kind, hidden) for kind in graph.hidden_kinds.tolist()}
+    segments = {
+        kind: _segments(graph, pairs, samples, kind, hidden) for kind in graph.hidden_kinds.tolist()
+    }
     order = None if pivots is None else _as_order(graph, order)
     chosen = {} if order is None else _choose_pivots(graph, kernels, samples, pivots, order)
     supports = {kind: _joined([part for part, _ in parts]) for kind, parts in segments.items()}
@@ -127,11 +137,18 @@ def fit_propagation(
             return dataclasses.replace(item, watched=(kernels[source], given))
         if order is None:
             return item
-        return dataclasses.replace(item, pivots=(Power(kernels[source], order), chosen[source], given))
+        return dataclasses.replace(
+            item, pivots=(Power(kernels[source], order), chosen[source], given)
+        )
 
-    layout, transfers, features = _fit_groups(graph, regression, hidden, watched, (landmarks, landmarks_observed))
+    layout, transfers, features = _fit_groups(
+        graph, regression, hidden, watched, (landmarks, landmarks_observed)
+    )
     offsets = tuple(
-        tuple(0 if pivots is not None else _offset(segments, graph, pairs, direction) for direction in group)
+        tuple(
+            0 if pivots is not None else _offset(segments, graph, pairs, direction)
+            for direction in group
+        )
         for group in layout.messages
     )
     return PropagationModel(
@@ -173,7 +190,9 @@ def _as_kernels(kernels: Any, count: int) -> tuple[AbstractKernel, ...]:
     return (as_kernel(kernels),) * count
 
 
-def _as_ridges(graph: PairwiseGraph, kernels: tuple, samples: tuple, regularizer: ArrayLike) -> Float[Array, " T"]:
+def _as_ridges(
+    graph: PairwiseGraph, kernels: tuple, samples: tuple, regularizer: ArrayLike
+) -> Float[Array, " T"]:
     ridges = as_positive(regularizer, "regularizer")
     if ridges.ndim > 1 or (ridges.ndim and ridges.shape[0] != graph.num_templates):
         raise ValueError(
@@ -185,7 +204,7 @@ def _as_ridges(graph: PairwiseGraph, kernels: tuple, samples: tuple, regularizer
 
 
 def _as_order(graph: PairwiseGraph, order: int | None) -> int:
-    """By default as many messages as the hidden node of most neighbours multiplies: all but the one that it sends back."""
+    """By default as many messages as the hidden node of most neighbors multiplies: all but the one that it sends back."""
     if order is not None:
         return as_count(order, "order")
     degrees = np.bincount(graph.edges.reshape(-1), minlength=graph.num_nodes)
@@ -215,10 +234,14 @@ def _as_pairs(graph: PairwiseGraph, kernels: tuple, pairs: Any, points: Any) -> 
     result = []
     for template, pair in enumerate(pairs):
         if pair is None or not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            raise ValueError(f"pairs[{template}] must be a pair of samples (first, second), got {type(pair).__name__}.")
+            raise ValueError(
+                f"pairs[{template}] must be a pair of samples (first, second), got {type(pair).__name__}."
+            )
         names = [f"pairs[{template}][{end}]" for end in (0, 1)]
         kinds = graph.ends[template].tolist()
-        first, second = (check(part, name, kind) for part, name, kind in zip(pair, names, kinds, strict=True))
+        first, second = (
+            check(part, name, kind) for part, name, kind in zip(pair, names, kinds, strict=True)
+        )
         check_same_size(first, names[0], second, names[1])
         for part, name, kind in zip((first, second), names, kinds, strict=True):
             owned[kind] += [] if any(part is other for other in owned[kind]) else [part]
@@ -234,25 +257,35 @@ def _as_pairs(graph: PairwiseGraph, kernels: tuple, pairs: Any, points: Any) -> 
     return result, tuple(_joined(parts) if parts else None for parts in owned.values())
 
 
-def _pairs_of_nodes(graph: PairwiseGraph, points: Sequence[Points], check: Any, owned: dict) -> list:
+def _pairs_of_nodes(
+    graph: PairwiseGraph, points: Sequence[Points], check: Any, owned: dict
+) -> list:
     if graph.num_templates != len(graph.edges) or graph.num_kinds != graph.num_nodes:
         raise ValueError(
             "`points` for each node need a graph without shared templates; give `pairs` for each template."
         )
     if len(points) != graph.num_nodes:
-        raise ValueError(f"`points` holds {len(points)} samples; give one for each of {graph.num_nodes} nodes.")
+        raise ValueError(
+            f"`points` holds {len(points)} samples; give one for each of {graph.num_nodes} nodes."
+        )
     for node, sample in enumerate(points):
         if sample is None:
             raise ValueError(f"Node {node} has no sample: points[{node}] is None.")
         kind = int(graph.kinds[node])
         owned[kind].append(check(sample, f"points[{node}]", kind))
-        check_same_size(owned[kind][0], f"points[{node}]", owned[int(graph.kinds[0])][0], "points[0]")
+        check_same_size(
+            owned[kind][0], f"points[{node}]", owned[int(graph.kinds[0])][0], "points[0]"
+        )
     order = np.argsort(graph.templates)
     return [tuple(points[node] for node in edge) for edge in graph.edges[order].tolist()]
 
 
 def _joined(parts: list[Points]) -> Points:
-    return parts[0] if len(parts) == 1 else jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
+    return (
+        parts[0]
+        if len(parts) == 1
+        else jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
+    )
 
 
 def _sides(pairs: list, direction: int) -> tuple[Points, Points]:
@@ -260,7 +293,9 @@ def _sides(pairs: list, direction: int) -> tuple[Points, Points]:
     return (second, first) if direction % 2 else (first, second)
 
 
-def _segments(graph: PairwiseGraph, pairs: list, samples: tuple, kind: int, hidden: dict) -> list[tuple[Points, int]]:
+def _segments(
+    graph: PairwiseGraph, pairs: list, samples: tuple, kind: int, hidden: dict
+) -> list[tuple[Points, int]]:
     """The different samples on which nodes of a kind multiply messages, and where each begins in their support."""
     parts: list[tuple[Points, int]] = []
     for direction in sorted(hidden):

@@ -64,7 +64,7 @@ class Transfer(eqx.Module):
 
     A source is a vector of c numbers: the product of messages at the source's sample or at its pivots, or the code of an
     observation. `matrix` turns it into values at the target's support, `[G, q, c]`; without pivots and evidence it acts on
-    `features.contract` of the source, `[G, q, r]`. `right` `[G, c, r]` is what `contract` would be of the basis vectors.
+    `features.from_sample` of the source, `[G, q, r]`. `right` `[G, c, r]` is what `from_sample` would be of the basis vectors.
     """
 
     features: AbstractFeatures
@@ -78,29 +78,35 @@ class Transfer(eqx.Module):
 
     def apply(self, sources: Float[Array, "G w c"]) -> Float[Array, "G w q"]:
         """Messages at the support of their targets; 2 c q flops each, or 2 (c r + r q) in feature form."""
-        codes = self._contract(sources) if self.right is None else sources
-        return matmul(codes, jnp.swapaxes(self.matrix, -1, -2))
+        coordinates = self._contract(sources) if self.right is None else sources
+        return matmul(coordinates, jnp.swapaxes(self.matrix, -1, -2))
 
     def read(self, sources: Float[Array, "G w c"], points: Points) -> Float[Array, "G w p"]:
         """Messages at any points, by the same regression."""
-        codes = self._contract(sources) if self.right is None else matmul(sources, self.right)
+        coordinates = self._contract(sources) if self.right is None else matmul(sources, self.right)
 
         def one(inputs):
             features, regularizer, code = inputs
             return matmul(code, _left(features, regularizer, points).T)
 
-        return lax.map(one, (self.features, self.regularizer, codes))
+        return lax.map(one, (self.features, self.regularizer, coordinates))
 
     def _contract(self, sources: Float[Array, "G w c"]) -> Float[Array, "G w r"]:
-        return jax.vmap(lambda features, values: features.contract(values))(self.features, sources)
+        return jax.vmap(lambda features, values: features.from_sample(values))(
+            self.features, sources
+        )
 
 
-def _left(features: AbstractFeatures, regularizer: Float[Array, ""], points: Points) -> Float[Array, "q r"]:
-    return features.ridge(regularizer).solve(features.encode(points).T).T
+def _left(
+    features: AbstractFeatures, regularizer: Float[Array, ""], points: Points
+) -> Float[Array, "q r"]:
+    return features.ridge(regularizer).solve(features.coordinates(points).T).T
 
 
 @eqx.filter_jit
-def fit_transfer(items: Regression, landmarks: FeatureChoice, watched: FeatureChoice) -> tuple[Transfer, Any]:
+def fit_transfer(
+    items: Regression, landmarks: FeatureChoice, watched: FeatureChoice
+) -> tuple[Transfer, Any]:
     """Fit stacked directions, one after the other; also the features of observed sources (None for hidden ones)."""
 
     def one(item: Regression):
@@ -109,9 +115,11 @@ def fit_transfer(items: Regression, landmarks: FeatureChoice, watched: FeatureCh
         source = None
         if item.watched is not None:
             source = fit_features(*item.watched, watched)
-            right = features.contract(source.expand(jnp.eye(source.codes.shape[1], dtype=source.dtype)))
+            right = features.from_sample(
+                source.to_sample(jnp.eye(source.matrix.shape[1], dtype=source.dtype))
+            )
         elif item.pivots is not None:
-            right = features.contract(interpolation(*item.pivots))
+            right = features.from_sample(interpolation(*item.pivots))
         else:
             return Transfer(features, item.regularizer, None, left), source
         return Transfer(features, item.regularizer, right, matmul(left, right.T)), source
@@ -125,7 +133,9 @@ def interpolation(kernel: Power, pivots: Landmarks, points: Points) -> Float[Arr
     matrix = kernel.gram(pivots.points, pivots.points)
     matrix = only_active(matrix, active)
     cross = jnp.where(active[:, None], kernel.gram(pivots.points, points), 0)
-    shift = float(jnp.finfo(matrix.dtype).eps) ** 0.5 * lax.stop_gradient(jnp.mean(jnp.diagonal(matrix)))
+    shift = float(jnp.finfo(matrix.dtype).eps) ** 0.5 * lax.stop_gradient(
+        jnp.mean(jnp.diagonal(matrix))
+    )
     return psd_solve(matrix, cross, shift)
 
 
@@ -150,5 +160,7 @@ def alike(items: Sequence[Any], marks: Sequence[Any] | None = None) -> list[list
     for index, item in enumerate(items):
         leaves, structure = jax.tree.flatten(item)
         shapes = tuple((jnp.shape(leaf), str(jnp.result_type(leaf))) for leaf in leaves)
-        groups.setdefault((structure, shapes, None if marks is None else marks[index]), []).append(index)
+        groups.setdefault((structure, shapes, None if marks is None else marks[index]), []).append(
+            index
+        )
     return list(groups.values())

@@ -3,7 +3,7 @@
 from ._conditional import ConditionalEmbedding as ConditionalEmbedding
 from ._conditional import centred_weights as centred_weights
 from ._conditional import condition as condition
-from ._conditional import condition_centred as condition_centred
+from ._conditional import condition_centered as condition_centered
 from ._conditional import conditional_cross_covariance as conditional_cross_covariance
 from ._conditional import conditional_expectation as conditional_expectation
 from ._conditional import fit_conditional as fit_conditional

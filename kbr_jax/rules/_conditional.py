@@ -5,11 +5,26 @@ from typing import Any, Literal
 import equinox as eqx
 import jax.numpy as jnp
 
-from .._checks import as_mask, as_points, as_regularizer, check_finite, check_same_size, size, without_padding
+from .._checks import (
+    as_mask,
+    as_points,
+    as_regularizer,
+    check_finite,
+    check_same_size,
+    size,
+    without_padding,
+)
 from .._numerics import AbstractFactor
 from .._typing import Array, ArrayLike, Float, Point, PointFunction, Points
 from ..embedding import CrossCovariance, Embedding, expectation
-from ..features import AbstractFeatures, ConjugateGradient, FeatureChoice, encode, fit_features, iterative_features
+from ..features import (
+    AbstractFeatures,
+    ConjugateGradient,
+    FeatureChoice,
+    checked_coordinates,
+    fit_features,
+    lazy_gram,
+)
 from ..kernels import AbstractKernel, TensorProduct, as_kernel
 from . import _moment_rules as moment_rules
 from ._moment_rules import MomentModel
@@ -71,7 +86,7 @@ def fit_conditional(
     - `regularizer`: lambda > 0. The matrix inverted is `K + n regularizer I`; S13 prints `K + lambda I`, so
       lambda_S13 = n regularizer.
     - `landmarks_x`, `landmarks_y`: None for exact Gram matrices, an integer r for r greedy landmarks, `Landmarks`, or
-      `Frequencies` of random Fourier features (`fourier_frequencies`).
+      `RandomFourier` of random Fourier features (`random_fourier`).
 
     - `mask`: `[n]`, False where a pair is padding, so that samples of several sizes share one compiled program. Padding
       may hold anything. The model is that of the other pairs, with weight 0 on padding.
@@ -80,7 +95,7 @@ def fit_conditional(
 
     **Returns:** a `ConditionalEmbedding`. Cost O(n^3) and memory O(n^2) exact; O(n r^2) and O(n r) with landmarks. With a
     `solver` fitting costs O(n r^2), and each call of a rule on b points O(n^2 (d + b)) an iteration, memory
-    O(n (block + r + b)); `model.factor.diagnose(model.features_x.encode(x).T)` reports on the solve.
+    O(n (block + r + b)); `model.factor.diagnose(model.features_x.coordinates(x).T)` reports on the solve.
 
     **Raises:** `ValueError` for empty, unpaired or non-finite samples, a dtype outside a kernel's domain, or a regularizer
     that is not positive. (Traced data with NaN raises when the compiled program runs.)
@@ -94,13 +109,15 @@ def fit_conditional(
             raise ValueError(
                 "Padding is for many small problems, a `solver` for one large one: give no `mask` with it."
             )
-    x, y = (check_finite(without_padding(points, mask), name) for points, name in ((x, "x"), (y, "y")))
+    x, y = (
+        check_finite(without_padding(points, mask), name) for points, name in ((x, "x"), (y, "y"))
+    )
     kernel_x.check(x, "x")
     kernel_y.check(y, "y")
     if solver is None:
         features_x = fit_features(kernel_x, x, landmarks_x, mask)
     elif landmarks_x is None:
-        features_x = iterative_features(kernel_x, x, solver)
+        features_x = lazy_gram(kernel_x, x, solver)
     else:
         raise ValueError(
             "`landmarks_x` approximate the Gram matrix, a `solver` is for the exact one: give one of them. The landmarks of "
@@ -109,7 +126,7 @@ def fit_conditional(
     if solver is None or landmarks_y is not None:
         features_y = fit_features(kernel_y, y, landmarks_y, mask)
     else:
-        features_y = iterative_features(kernel_y, y, ConjugateGradient(rank=0, block=solver.block))
+        features_y = lazy_gram(kernel_y, y, ConjugateGradient(rank=0, block=solver.block))
     regularizer = as_regularizer(regularizer, "regularizer", features_x.dtype)
     return ConditionalEmbedding(features_x, features_y, regularizer, features_x.ridge(regularizer))
 
@@ -125,45 +142,50 @@ def condition(model: ConditionalEmbedding | MomentModel, x: Point | Points) -> E
     """
     if isinstance(model, MomentModel):
         return moment_rules.condition(model, x)
-    codes, single = encode(model.features_x, x, "x")
-    return _on_y(model, model.features_x.ridge_weights(model.factor, codes), single)
+    coordinates, single = checked_coordinates(model.features_x, x, "x")
+    return _on_y(model, model.features_x.ridge_weights(model.factor, coordinates), single)
 
 
-def condition_centred(
+def condition_centered(
     model: ConditionalEmbedding, x: Point | Points, *, form: Literal["affine", "printed"] = "affine"
 ) -> Embedding:
-    r"""The 2009 conditional embedding, from centred features with $H = I - 1 1^\top / n$.
+    r"""The 2009 conditional embedding, from centered features with $H = I - 1 1^\top / n$.
 
     - `"affine"` (default): $\beta(x) = 1/n + (H K H + n \lambda I)^{-1} H (k(X, x) - K 1 / n)$. Ridge regression with an
       intercept; the weights sum to 1.
     - `"printed"`: $\beta(x) = (H K + n \lambda I)^{-1} H k(X, x)$ (S09 theorem 5). It omits both means, so its weights
       sum to 0 and it is not an embedding of P(Y | x); for fidelity to the paper.
 
-    Arguments, returns and cost as `condition`, plus the factorisation of the centred matrix on each call.
+    Arguments, returns and cost as `condition`, plus the factorization of the centered matrix on each call.
     """
     if form not in ("affine", "printed"):
         raise ValueError(f"`form` must be 'affine' or 'printed', got {form!r}.")
     if isinstance(model, MomentModel):
         raise ValueError(
-            "`condition_centred` needs the sample: use a model of `fit_conditional` with landmarks, or `condition`."
+            "`condition_centered` needs the sample: use a model of `fit_conditional` with landmarks, or `condition`."
         )
-    codes, single = encode(model.features_x, x, "x")
-    factor = model.features_x.ridge(model.regularizer, centred=True)
-    return _on_y(model, centred_weights(model.features_x, factor, codes, form), single)
+    coordinates, single = checked_coordinates(model.features_x, x, "x")
+    factor = model.features_x.ridge(model.regularizer, centered=True)
+    return _on_y(model, centred_weights(model.features_x, factor, coordinates, form), single)
 
 
 def centred_weights(
-    features: AbstractFeatures, factor: AbstractFactor, codes: Float[Array, "b r"], form: Literal["affine", "printed"]
+    features: AbstractFeatures,
+    factor: AbstractFactor,
+    coordinates: Float[Array, "b r"],
+    form: Literal["affine", "printed"],
 ) -> Float[Array, "b n"]:
-    """Weights of the 2009 estimator for each code; `factor` is `features.ridge(regularizer, centred=True)`."""
+    """Weights of the 2009 estimator for each code; `factor` is `features.ridge(regularizer, centered=True)`."""
     if form == "affine":
-        codes = codes - features.mean_code()
-    weights = features.ridge_weights(factor, features.centre(codes))
+        coordinates = coordinates - features.mean_coordinates()
+    weights = features.ridge_weights(factor, features.center(coordinates))
     weights = weights - jnp.sum(weights, axis=-1, keepdims=True) * features.uniform
     return weights + features.uniform if form == "affine" else weights
 
 
-def conditional_expectation(model: ConditionalEmbedding, function: PointFunction, x: Point | Points) -> Any:
+def conditional_expectation(
+    model: ConditionalEmbedding, function: PointFunction, x: Point | Points
+) -> Any:
     r"""Estimate of $E[f(Y) | X = x]$, $\sum_i \beta_i(x) f(y_i)$ (S13 section 3.2): kernel ridge regression of f(Y) on X.
 
     **Arguments:** `function` of one point y with values of any shape; `x`, one point or a batch.
@@ -180,7 +202,7 @@ def conditional_cross_covariance(model: ConditionalEmbedding, x: Point | Points)
     **Arguments:** `model` of P((Y, Z) | X), fitted with `kernel_y = TensorProduct((kernel_y, kernel_z))` and `(y, z)` as
     its second sample; `x`, one point or a batch.
 
-    **Returns:** a `CrossCovariance`: `covariance(c, f, g)` is Cov[f(Y), g(Z) | x], and `hilbert_schmidt2(c)`,
+    **Returns:** a `CrossCovariance`: `covariance(c, f, g)` is Cov[f(Y), g(Z) | x], and `squared_hs_norm(c)`,
     $\operatorname{tr}(B L B U)$, measures the dependence of Y and Z at x.
     """
     kernel = model.kernel_y

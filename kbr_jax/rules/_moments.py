@@ -6,7 +6,7 @@ $$ w_i = b(x_i)^\top c, \qquad \beta_i = (b(x_i)^\top c) \, (\tilde\psi(y_i)^\to
 
 and needs of them only sums: $\sum_i w_i \psi_i \psi_i^\top$ and $\sum_i \beta_i z_i$ for some z. Both are contractions of
 tensors that are sums over the sample. The basis b is $\phi$ itself, which is exact, and its weights signed; or a
-partition of unity (`SoftCells`), which is exact where w is constant over a cell, and whose weights are non-negative
+partition of unity (`PartitionOfUnity`), which is exact where w is constant over a cell, and whose weights are non-negative
 wherever c is: those can be clipped, truncated, and used as importance weights.
 """
 
@@ -36,7 +36,14 @@ from .._checks import (
 )
 from .._numerics import matmul, safe_divide
 from .._typing import Array, ArrayLike, Bool, Float, Point, PointFunction, Points
-from ..features import AbstractFeatureMap, Frequencies, Landmarks, SoftCells, fourier_features, landmark_features
+from ..features import (
+    AbstractFeatureMap,
+    Landmarks,
+    PartitionOfUnity,
+    RandomFourier,
+    fourier_features,
+    landmark_features,
+)
 from ..kernels import AbstractKernel, as_kernel
 
 #: Rows of the sample at a time: products near the device's peak, and features of a block that stay in its cache.
@@ -58,14 +65,14 @@ class MomentMaps(eqx.Module):
 
     x: AbstractFeatureMap
     y: AbstractFeatureMap
-    cells: SoftCells | None
+    cells: PartitionOfUnity | None
     function: PointFunction = eqx.field(static=True)
     embedding: bool = eqx.field(static=True)
     shift: bool = eqx.field(static=True)
 
-    def basis(self, codes: Float[Array, "m p"], x: Points) -> Float[Array, "m K"]:
-        """The basis at points with the given codes."""
-        return codes if self.cells is None else self.cells.assign(x).astype(codes.dtype)
+    def basis(self, coordinates: Float[Array, "m p"], x: Points) -> Float[Array, "m K"]:
+        """The basis at points with the given coordinates."""
+        return coordinates if self.cells is None else self.cells.assign(x).astype(coordinates.dtype)
 
 
 class Moments(eqx.Module):
@@ -107,20 +114,26 @@ class Moments(eqx.Module):
         # The basis sums to 1.
         return jnp.sum(kept(self.embedding, "embedding"), axis=0)[:-1].T
 
-    def operator(self, coefficients: Float[Array, "*b k"], index: Any = slice(None)) -> Float[Array, "*b q q"]:
+    def operator(
+        self, coefficients: Float[Array, "*b k"], index: Any = slice(None)
+    ) -> Float[Array, "*b q q"]:
         r"""$\sum_i w_i \psi_i \psi_i^\top$ for $w_i = b(x_i)^\top c$, c on the basis functions at `index`; cost O(k q^2)."""
-        return _unpack(matmul(coefficients, self.likelihood[index]), self.maps.y.codes.shape[1])
+        return _unpack(matmul(coefficients, self.likelihood[index]), self.maps.y.matrix.shape[1])
 
 
 def kept(tensor: Array | None, name: str) -> Array:
     """A part of the moments that may have been left out."""
     if tensor is None:
-        raise ValueError(f"These moments lack `{name}`, which is needed here: collect them with maps that keep it.")
+        raise ValueError(
+            f"These moments lack `{name}`, which is needed here: collect them with maps that keep it."
+        )
     return tensor
 
 
 def contract(
-    tensor: Float[Array, "K q1 s"], coefficients: Float[Array, "*#b K"], update: Float[Array, "*#b q1"]
+    tensor: Float[Array, "K q1 s"],
+    coefficients: Float[Array, "*#b K"],
+    update: Float[Array, "*#b q1"],
 ) -> Float[Array, "..."]:
     r"""$\sum_i \beta_i z_i$ for $\beta_i = (b_i^\top c)(\tilde\psi_i^\top u)$, from $\sum b \otimes \tilde\psi \otimes z$; O(K q s)."""
     # Over the basis first: for a batch that is one large product, and what it leaves, [q + 1, s], is no more than the outer
@@ -133,10 +146,10 @@ def contract(
 def moment_maps(
     kernel_x: Any,
     kernel_y: Any,
-    landmarks_x: Landmarks | Frequencies,
-    landmarks_y: Landmarks | Frequencies,
+    landmarks_x: Landmarks | RandomFourier,
+    landmarks_y: Landmarks | RandomFourier,
     *,
-    cells: SoftCells | None = None,
+    cells: PartitionOfUnity | None = None,
     function: PointFunction = ravel_point,
     embedding: bool = True,
     shift: bool = False,
@@ -158,15 +171,15 @@ def moment_maps(
     kernel_x, kernel_y = as_kernel(kernel_x), as_kernel(kernel_y)
     x, y = _map(kernel_x, landmarks_x), _map(kernel_y, landmarks_y)
     if cells is not None:
-        check_alike(cells.centres.points, "cells.centres", x.points, "landmarks_x")
+        check_alike(cells.centers.points, "cells.centers", x.points, "landmarks_x")
         cells = in_precision(cells, x.dtype)
     return MomentMaps(x, y, cells, function, embedding, shift)
 
 
-def _map(kernel: AbstractKernel, choice: Landmarks | Frequencies) -> AbstractFeatureMap:
+def _map(kernel: AbstractKernel, choice: Landmarks | RandomFourier) -> AbstractFeatureMap:
     """A feature map that carries no sample."""
-    if isinstance(choice, Frequencies):
-        return fourier_features(kernel, choice.centre, choice)
+    if isinstance(choice, RandomFourier):
+        return fourier_features(kernel, choice.center, choice)
     return landmark_features(kernel, choice.points, choice)
 
 
@@ -200,7 +213,10 @@ def collect_moments(
     n = size(x)
     padding = None if mask is None else as_mask(mask, n, "mask")
     mask = as_mask(padding, n, "mask")
-    x, y = (check_finite(without_padding(points, padding), name) for points, name in ((x, "x"), (y, "y")))
+    x, y = (
+        check_finite(without_padding(points, padding), name)
+        for points, name in ((x, "x"), (y, "y"))
+    )
     check_alike(x, "x", maps.x.points, "landmarks_x")
     check_alike(y, "y", maps.y.points, "landmarks_y")
     x, y = like(x, maps.x.points), like(y, maps.y.points)
@@ -208,9 +224,13 @@ def collect_moments(
         successors = as_points(successors, "successors")
         check_alike(successors, "successors", x, "x")
         check_same_size(successors, "successors", x, "x")
-        successors = like(check_finite(without_padding(successors, padding), "successors"), maps.x.points)
+        successors = like(
+            check_finite(without_padding(successors, padding), "successors"), maps.x.points
+        )
     elif maps.shift:
-        raise ValueError("These maps keep a shifted transition (`shift=True`): pass `successors` of x too.")
+        raise ValueError(
+            "These maps keep a shifted transition (`shift=True`): pass `successors` of x too."
+        )
     if block is not None:
         block = as_count(block, "block")
     if mesh is None:
@@ -237,7 +257,9 @@ def collect_moments(
     return eqx.filter_jit(everywhere)(maps, *data)
 
 
-def collect_chunks(maps: MomentMaps, chunks: Iterable[tuple[Points, ...]], *, block: int | None = None) -> Moments:
+def collect_chunks(
+    maps: MomentMaps, chunks: Iterable[tuple[Points, ...]], *, block: int | None = None
+) -> Moments:
     """The moments of a sample that never is in memory at once.
 
     **Arguments:** `maps`; `chunks`, an iterable of pairs `(x, y)`, or triples `(x, y, successors)`, of arrays; `block` as in
@@ -253,7 +275,10 @@ def collect_chunks(maps: MomentMaps, chunks: Iterable[tuple[Points, ...]], *, bl
         missing = max(rows - size(chunk[0]), 0)
         mask = np.arange(size(chunk[0]) + missing) < size(chunk[0])
         part = collect_moments(
-            maps, *(padded(jax.tree.map(jnp.asarray, c), missing) for c in chunk), mask=mask, block=block
+            maps,
+            *(padded(jax.tree.map(jnp.asarray, c), missing) for c in chunk),
+            mask=mask,
+            block=block,
         )
         moments = part if moments is None else merge_moments(moments, part)
     if moments is None:
@@ -268,9 +293,14 @@ def merge_moments(first: Moments, second: Moments) -> Moments:
 
     **Raises:** `ValueError` if the two have moments of different kinds or sizes.
     """
-    kinds = [(jax.tree.structure(m), [leaf.shape for leaf in jax.tree.leaves(m)]) for m in (first, second)]
+    kinds = [
+        (jax.tree.structure(m), [leaf.shape for leaf in jax.tree.leaves(m)])
+        for m in (first, second)
+    ]
     if kinds[0] != kinds[1]:
-        raise ValueError("Moments can only be merged if they were collected with the same `MomentMaps`.")
+        raise ValueError(
+            "Moments can only be merged if they were collected with the same `MomentMaps`."
+        )
     return _over_sums(jnp.add, first, second)
 
 
@@ -282,7 +312,9 @@ def _over_sums(function: Callable[..., Array], *moments: Moments) -> Moments:
 
 
 @eqx.filter_jit
-def _collect(maps: MomentMaps, x: Points, y: Points, successors: Points | None, mask, block: int | None) -> Moments:
+def _collect(
+    maps: MomentMaps, x: Points, y: Points, successors: Points | None, mask, block: int | None
+) -> Moments:
     n, block = size(x), min(block or _BLOCK, size(x))
     count = -(-n // block)
     missing = count * block - n
@@ -297,17 +329,21 @@ def _collect(maps: MomentMaps, x: Points, y: Points, successors: Points | None, 
         return jax.tree.map(jnp.add, total, sums(part)), None
 
     shapes = jax.eval_shape(sums, take(blocks, 0))
-    total = lax.scan(add, jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes), blocks)[0]
+    total = lax.scan(
+        add, jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes), blocks
+    )[0]
     return _from_sums(maps, *total)
 
 
-def _block_sums(maps: MomentMaps, points: tuple[Points, Points, Points | None], mask: Bool[Array, " n"]):
+def _block_sums(
+    maps: MomentMaps, points: tuple[Points, Points, Points | None], mask: Bool[Array, " n"]
+):
     r"""Sums over a few points: those of $\phi$, and for each basis function b the product $(b \tilde\psi)^\top (\psi, z)$ with all z.
 
     Of $\psi \psi^\top$ only a quarter is formed twice: the rows are split in two, and the lower left block is left out.
     """
     x, y, successors = points
-    phi, psi = maps.x.encode(x), maps.y.encode(y)
+    phi, psi = maps.x.coordinates(x), maps.y.coordinates(y)
     dtype = phi.dtype
     psi = psi.astype(dtype)
     count = mask.astype(dtype)[:, None]
@@ -317,7 +353,7 @@ def _block_sums(maps: MomentMaps, points: tuple[Points, Points, Points | None], 
     targets += [phi] if maps.embedding else []
     following = None
     if successors is not None:
-        following = maps.x.encode(successors)
+        following = maps.x.coordinates(successors)
         targets += [following] if maps.shift else []
     half = psi.shape[1] // 2
     left = psi[:, :half], jnp.concatenate([psi[:, half:], one], axis=1)
@@ -336,7 +372,7 @@ def _block_sums(maps: MomentMaps, points: tuple[Points, Points, Points | None], 
 
 
 def _from_sums(maps: MomentMaps, count, total, covariance, cross, top, bottom) -> Moments:
-    q, p = maps.y.codes.shape[1], covariance.shape[0]
+    q, p = maps.y.matrix.shape[1], covariance.shape[0]
     half = top.shape[1]
     rest = jnp.concatenate([top[..., q:], bottom[..., q - half :]], axis=1)
     stops = rest.shape[2] - p * (maps.embedding + maps.shift)

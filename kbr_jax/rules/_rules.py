@@ -10,11 +10,11 @@ $$ w = (G + n \lambda I)^{-1} \tilde G \alpha, \quad D = \operatorname{diag}(w),
 
 from typing import Literal, overload
 
-from .._checks import as_regularizer, as_share, check_alike
+from .._checks import as_fraction, as_regularizer, check_alike
 from .._numerics import matmul
 from .._typing import Array, ArrayLike, Float, Point, Points
 from ..embedding import Embedding, JointEmbedding, check_unbatched
-from ..features import encode
+from ..features import checked_coordinates
 from . import _moment_rules as moment_rules
 from ._conditional import ConditionalEmbedding
 from ._moment_rules import MomentModel
@@ -24,9 +24,13 @@ Form = Literal["a", "b"]
 
 
 @overload
-def sum_rule(model: ConditionalEmbedding | MomentModel, prior: Embedding, *, form: Literal["a"] = "a") -> Embedding: ...
+def sum_rule(
+    model: ConditionalEmbedding | MomentModel, prior: Embedding, *, form: Literal["a"] = "a"
+) -> Embedding: ...
 @overload
-def sum_rule(model: ConditionalEmbedding | MomentModel, prior: Embedding, *, form: Literal["b"]) -> JointEmbedding: ...
+def sum_rule(
+    model: ConditionalEmbedding | MomentModel, prior: Embedding, *, form: Literal["b"]
+) -> JointEmbedding: ...
 def sum_rule(
     model: ConditionalEmbedding | MomentModel, prior: Embedding, *, form: Form = "a"
 ) -> Embedding | JointEmbedding:
@@ -52,7 +56,9 @@ def sum_rule(
     return JointEmbedding(model.kernel_y, model.kernel_y, model.y, model.y, weights, True)
 
 
-def chain_rule(model: ConditionalEmbedding | MomentModel, prior: Embedding, *, form: Form = "b") -> JointEmbedding:
+def chain_rule(
+    model: ConditionalEmbedding | MomentModel, prior: Embedding, *, form: Form = "b"
+) -> JointEmbedding:
     r"""Kernel chain rule: embed $Q(X, Y) = P(Y | X) \pi(X)$.
 
     - (a) $\hat C_{XY} = \tilde\Phi \Lambda^\top \Upsilon^\top$, full weights $\Lambda^\top$ `[..., m, n]` on the prior's points x
@@ -66,7 +72,9 @@ def chain_rule(model: ConditionalEmbedding | MomentModel, prior: Embedding, *, f
     if isinstance(model, MomentModel):
         return moment_rules.chain_rule(model, prior, form)
     if form == "b":
-        return JointEmbedding(model.kernel_x, model.kernel_y, model.x, model.y, prior_weights(model, prior), True)
+        return JointEmbedding(
+            model.kernel_x, model.kernel_y, model.x, model.y, prior_weights(model, prior), True
+        )
     operator = model.features_x.ridge_weights(model.factor, _prior_codes(model, prior))
     weights = prior.weights[..., :, None] * operator
     return JointEmbedding(model.kernel_x, model.kernel_y, prior.points, model.y, weights, False)
@@ -81,7 +89,7 @@ def bayes_rule(
     form: Literal["a", "b", "importance"] = "b",
     clip: bool = False,
     truncation: ArrayLike = 0.0,
-    normalise: bool = False,
+    normalize: bool = False,
 ) -> Embedding:
     r"""Kernel Bayes' rule: embed the posterior $Q(X | y) \propto P(y | X) \pi(X)$. With $k = k(Y, y)$:
 
@@ -96,29 +104,43 @@ def bayes_rule(
     **Arguments:**
 
     - `model` of P(Y | X); `prior` over X, unbatched, of m points.
-    - `y`: one observation, or a batch `[b, ...]` that shares one factorisation.
+    - `y`: one observation, or a batch `[b, ...]` that shares one factorization.
     - `regularizer`: delta > 0. In (a) and (b) it acts on the squared operator: eigenvalues below sqrt(delta) are cut.
       It carries no n, for weights that sum to about 1; where weights are scaled by n, the same delta means
       delta / n^2 here. As delta -> 0 the prior drops out. For `"importance"` it is the ridge itself.
-    - `clip`, `truncation`, `normalise`: applied to w before use, as in `clean_weights`; all off is the papers' rule.
+    - `clip`, `truncation`, `normalize`: applied to w before use, as in `clean_weights`; all off is the papers' rule.
       Truncation needs `clip` (`"importance"` always clips).
 
     **Returns:** an `Embedding` over X with weights `[n]` (`[m]` for form (a)), or `[b, ...]`. They may be signed and need
-    not sum to 1: see `normalise`. Cost O(n^3 + b n^2) exact, O(n r^2 + r^3 + b n r) with landmarks on y.
+    not sum to 1: see `normalize`. Cost O(n^3 + b n^2) exact, O(n r^2 + r^3 + b n r) with landmarks on y.
 
     **Raises:** `ValueError` for points of the wrong kind, a regularizer that is not positive, an unknown form.
     """
     _check_form(form, ("a", "b", "importance"))
     check_unbatched(prior, "prior")
-    truncation = as_share(truncation, "truncation")
+    truncation = as_fraction(truncation, "truncation")
     clip = clip or form == "importance"
     if isinstance(model, MomentModel):
         return moment_rules.bayes_rule(
-            model, prior, y, regularizer=regularizer, form=form, clip=clip, truncation=truncation, normalise=normalise
+            model,
+            prior,
+            y,
+            regularizer=regularizer,
+            form=form,
+            clip=clip,
+            truncation=truncation,
+            normalize=normalize,
         )
-    codes, single = encode(model.features_y, y, "y")
+    coordinates, single = checked_coordinates(model.features_y, y, "y")
     beta, points = posterior_weights(
-        model, prior, codes, regularizer=regularizer, form=form, clip=clip, truncation=truncation, normalise=normalise
+        model,
+        prior,
+        coordinates,
+        regularizer=regularizer,
+        form=form,
+        clip=clip,
+        truncation=truncation,
+        normalize=normalize,
     )
     return Embedding(model.kernel_x, points, beta[0] if single else beta)
 
@@ -126,36 +148,38 @@ def bayes_rule(
 def posterior_weights(
     model: ConditionalEmbedding,
     prior: Embedding,
-    codes: Float[Array, "b r"],
+    coordinates: Float[Array, "b r"],
     *,
     regularizer: ArrayLike,
     form: Literal["a", "b", "importance"],
     clip: bool,
     truncation: Float[Array, ""],
-    normalise: bool,
+    normalize: bool,
 ) -> tuple[Float[Array, "b k"], Points]:
-    """`bayes_rule` for observations given by their codes, in which it is linear: posterior weights, and the points they stand on."""
+    """`bayes_rule` for observations given by their coordinates, in which it is linear: posterior weights, and the points they stand on."""
     features = model.features_y
     delta = as_regularizer(regularizer, "regularizer", features.dtype)
     weights = clean_weights(
         prior_weights(model, prior),
         clip=clip or form == "importance",
-        truncation=truncation.astype(codes.dtype),
-        normalise=normalise,
+        truncation=truncation.astype(coordinates.dtype),
+        normalize=normalize,
         mask=model.features_x.mask,
     )
     if form == "importance":
-        return features.importance_posterior(weights, codes, delta), model.x
-    beta, values = features.posterior(weights, codes, delta)
+        return features.importance_posterior(weights, coordinates, delta), model.x
+    beta, values = features.posterior(weights, coordinates, delta)
     if form == "b":
         return beta, model.x
-    return prior.weights * model.features_x.ridge_values(model.factor, values, _prior_codes(model, prior)), prior.points
+    return prior.weights * model.features_x.ridge_values(
+        model.factor, values, _prior_codes(model, prior)
+    ), prior.points
 
 
 def prior_weights(model: ConditionalEmbedding, prior: Embedding) -> Float[Array, "*batch n"]:
     r"""$w = (G + n \lambda I)^{-1} \tilde G \alpha$, the weights that the prior puts on the training pairs, `[..., n]`."""
-    codes = _prior_codes(model, prior)
-    mean_codes = matmul(prior.weights, codes)
+    coordinates = _prior_codes(model, prior)
+    mean_codes = matmul(prior.weights, coordinates)
     flat = mean_codes.reshape(-1, mean_codes.shape[-1])
     weights = model.features_x.ridge_weights(model.factor, flat)
     return weights.reshape(*mean_codes.shape[:-1], weights.shape[-1])
@@ -164,7 +188,7 @@ def prior_weights(model: ConditionalEmbedding, prior: Embedding) -> Float[Array,
 def _prior_codes(model: ConditionalEmbedding, prior: Embedding) -> Float[Array, "m r"]:
     check_alike(prior.points, "prior.points", model.x, "model.x")
     model.kernel_x.check(prior.points, "prior.points")
-    return model.features_x.encode(prior.points)
+    return model.features_x.coordinates(prior.points)
 
 
 def _check_form(form: str, allowed: tuple[str, ...]) -> None:

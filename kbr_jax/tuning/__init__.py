@@ -12,6 +12,6 @@ from ._losses import regression_loss as regression_loss
 from ._saving import load as load
 from ._saving import save as save
 from ._tune import History as History
-from ._tune import Tuned as Tuned
+from ._tune import TuneResult as TuneResult
 from ._tune import minibatch as minibatch
 from ._tune import tune as tune

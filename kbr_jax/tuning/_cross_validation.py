@@ -41,7 +41,9 @@ def cross_validate(
     return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), lax.map(one, (training, held_out)))
 
 
-def _splits(n: int, folds: int, key: PRNGKeyArray | None) -> tuple[Int[Array, "k t"], Int[Array, "k h"]]:
+def _splits(
+    n: int, folds: int, key: PRNGKeyArray | None
+) -> tuple[Int[Array, "k t"], Int[Array, "k h"]]:
     if folds < 2:
         raise ValueError("One fold leaves nothing to train on: `folds` must be at least 2.")
     held = n // folds

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 from .._checks import as_count, as_mask, as_points, check_alike, check_same_size, size
 from .._numerics import matmul, psd_factor, safe_sqrt
 from .._typing import Array, ArrayLike, Float, Points
-from ..embedding import Embedding, embed, mean, mmd2
-from ..features import AbstractFeatures, ExactFeatures, IterativeFeatures
+from ..embedding import Embedding, embed, mean, squared_mmd
+from ..features import AbstractFeatures, DenseGram, LazyGram
 from ..filtering import AbstractFilter, MomentFilter, filter
-from ..kernels import AbstractKernel, as_kernel, gram_product
+from ..kernels import AbstractKernel, as_kernel, gram_matvec
 from ..rules import ConditionalEmbedding, MomentModel, bayes_rule, condition, ravel_point
 
 
@@ -44,9 +44,13 @@ def _errors(beliefs: Embedding, points: Points, kernel: Any, name: str) -> Float
     kernel = beliefs.kernel if kernel is None else as_kernel(kernel)
     kernel.check(points, name)
     weights = beliefs.weights
-    smoothed = gram_product(kernel, beliefs.points, beliefs.points, weights.T).T
+    smoothed = gram_matvec(kernel, beliefs.points, beliefs.points, weights.T).T
     cross = jnp.sum(kernel.gram(points, beliefs.points).astype(weights.dtype) * weights, axis=-1)
-    return kernel.diagonal(points).astype(weights.dtype) - 2 * cross + jnp.sum(smoothed * weights, axis=-1)
+    return (
+        kernel.diagonal(points).astype(weights.dtype)
+        - 2 * cross
+        + jnp.sum(smoothed * weights, axis=-1)
+    )
 
 
 def leave_out_loss(
@@ -77,7 +81,7 @@ def leave_out_loss(
             "and landmarks."
         )
     features, count = model.features_x, as_count(block, "block", model.x, "model.x")
-    if isinstance(features, IterativeFeatures):
+    if isinstance(features, LazyGram):
         raise ValueError(
             "Leaving out needs a factored Gram matrix: fit the model without a `solver`, or with landmarks."
         )
@@ -87,70 +91,96 @@ def leave_out_loss(
         )
     # Where nothing is left to learn from, the prediction is 0 for any ridge.
     ridge = jnp.where(features.count > count, features.count - count, 1) * model.regularizer
-    codes, of_features = model.features_y, kernel is None
+    coordinates, of_features = model.features_y, kernel is None
     kernel = model.kernel_y if kernel is None else as_kernel(kernel)
-    if of_features and not isinstance(codes, (ExactFeatures, IterativeFeatures)):
-        errors = jnp.sum(_left_out(features, ridge, count)(codes.codes) ** 2, axis=-1)
-    elif isinstance(features, ExactFeatures):
+    if of_features and not isinstance(coordinates, (DenseGram, LazyGram)):
+        errors = jnp.sum(_left_out(features, ridge, count)(coordinates.matrix) ** 2, axis=-1)
+    elif isinstance(features, DenseGram):
         residual = _left_out(features, ridge, count)(jnp.eye(features.size, dtype=features.dtype))
-        errors = jnp.sum(matmul(residual, kernel.gram(model.y, model.y).astype(residual.dtype)) * residual, axis=-1)
+        errors = jnp.sum(
+            matmul(residual, kernel.gram(model.y, model.y).astype(residual.dtype)) * residual,
+            axis=-1,
+        )
     else:
         errors = _low_rank_errors(features, ridge, count, kernel, model.y)
     return jnp.sum(features.uniform * errors)
 
 
-def _left_out(features: AbstractFeatures, ridge: Float[Array, ""], count: int) -> Callable[[Array], Array]:
+def _left_out(
+    features: AbstractFeatures, ridge: Float[Array, ""], count: int
+) -> Callable[[Array], Array]:
     r"""The map $\Psi \mapsto ((I - H)_{BB}^{-1} ((I - H) \Psi)_B)_B$."""
     n = features.size
-    if isinstance(features, ExactFeatures):
+    if isinstance(features, DenseGram):
         # (I - H) up to a factor that cancels; no difference of nearly equal numbers.
-        matrix = psd_factor(features.codes, ridge).solve(jnp.eye(n, dtype=features.dtype))
+        matrix = psd_factor(features.matrix, ridge).solve(jnp.eye(n, dtype=features.dtype))
         residual = functools.partial(matmul, matrix)
         blocks = jax.vmap(lambda rows, start: jax.lax.dynamic_slice_in_dim(rows, start, count, 1))(
             matrix.reshape(-1, count, n), jnp.arange(0, n, count)
         )
     else:
         solved, blocks = _low_rank(features, ridge, count)
-        residual = functools.partial(_residual_of_features, features.codes, solved)
+        residual = functools.partial(_residual_of_features, features.matrix, solved)
 
     def left_out(psi):
-        return _solve_blocks(blocks, residual(psi).reshape(-1, count, psi.shape[-1])).reshape(psi.shape)
+        return _solve_blocks(blocks, residual(psi).reshape(-1, count, psi.shape[-1])).reshape(
+            psi.shape
+        )
 
     return left_out
 
 
-def _low_rank(features: AbstractFeatures, ridge: Float[Array, ""], count: int) -> tuple[Array, Array]:
-    r"""Z with $H = Z C^\top$ for the codes C, and the blocks $(I - H)_{BB}$."""
-    codes = features.codes
-    solved = features.ridge(ridge / features.count).solve(codes.T).T
-    rows, columns = (part.reshape(-1, count, codes.shape[1]) for part in (solved, codes))
-    return solved, jnp.eye(count, dtype=codes.dtype) - matmul(rows, jnp.swapaxes(columns, -1, -2))
+def _low_rank(
+    features: AbstractFeatures, ridge: Float[Array, ""], count: int
+) -> tuple[Array, Array]:
+    r"""Z with $H = Z C^\top$ for the coordinates C, and the blocks $(I - H)_{BB}$."""
+    coordinates = features.matrix
+    solved = features.ridge(ridge / features.count).solve(coordinates.T).T
+    rows, columns = (
+        part.reshape(-1, count, coordinates.shape[1]) for part in (solved, coordinates)
+    )
+    return solved, jnp.eye(count, dtype=coordinates.dtype) - matmul(
+        rows, jnp.swapaxes(columns, -1, -2)
+    )
 
 
-def _residual_of_features(codes: Float[Array, "n r"], solved: Float[Array, "n r"], psi: Array) -> Array:
-    return psi - matmul(solved, matmul(codes.T, psi))
+def _residual_of_features(
+    coordinates: Float[Array, "n r"], solved: Float[Array, "n r"], psi: Array
+) -> Array:
+    return psi - matmul(solved, matmul(coordinates.T, psi))
 
 
-def _solve_blocks(blocks: Float[Array, "k b b"], rows: Float[Array, "k b c"]) -> Float[Array, "k b c"]:
+def _solve_blocks(
+    blocks: Float[Array, "k b b"], rows: Float[Array, "k b c"]
+) -> Float[Array, "k b c"]:
     return rows / blocks if blocks.shape[-1] == 1 else jnp.linalg.solve(blocks, rows)
 
 
 def _low_rank_errors(
-    features: AbstractFeatures, ridge: Float[Array, ""], count: int, kernel: AbstractKernel, y: Points
+    features: AbstractFeatures,
+    ridge: Float[Array, ""],
+    count: int,
+    kernel: AbstractKernel,
+    y: Points,
 ) -> Float[Array, " n"]:
     r"""Diagonal of $R G R^\top$ for the matrix R of `_left_out`: of $(I - H) G (I - H)^\top$ only blocks are formed."""
-    codes, (solved, blocks) = features.codes, _low_rank(features, ridge, count)
-    spread = gram_product(kernel, y, y, codes)
-    middle = matmul(codes.T, spread)
+    coordinates, (solved, blocks) = features.matrix, _low_rank(features, ridge, count)
+    spread = gram_matvec(kernel, y, y, coordinates)
+    middle = matmul(coordinates.T, spread)
     own = jax.vmap(lambda block: kernel.gram(block, block))(
         jax.tree.map(lambda leaf: leaf.reshape(-1, count, *leaf.shape[1:]), y)
     )
-    rows, columns = solved.reshape(-1, count, codes.shape[1]), spread.reshape(-1, count, codes.shape[1])
+    rows, columns = (
+        solved.reshape(-1, count, coordinates.shape[1]),
+        spread.reshape(-1, count, coordinates.shape[1]),
+    )
     cross = matmul(rows, jnp.swapaxes(columns, -1, -2))
     explained = matmul(matmul(rows, middle), jnp.swapaxes(rows, -1, -2))
-    inner = own.astype(codes.dtype) - cross - jnp.swapaxes(cross, -1, -2) + explained
+    inner = own.astype(coordinates.dtype) - cross - jnp.swapaxes(cross, -1, -2) + explained
     left = _solve_blocks(blocks, inner)
-    return jnp.diagonal(_solve_blocks(blocks, jnp.swapaxes(left, -1, -2)), axis1=-2, axis2=-1).reshape(-1)
+    return jnp.diagonal(
+        _solve_blocks(blocks, jnp.swapaxes(left, -1, -2)), axis1=-2, axis2=-1
+    ).reshape(-1)
 
 
 def marginal_loss(
@@ -181,14 +211,16 @@ def marginal_loss(
     x, y = as_points(x, "x"), as_points(y, "y")
     check_same_size(x, "x", y, "y")
     if prior is None and isinstance(model, MomentModel):
-        raise ValueError("Moments do not hold the training points of x: give `marginal_loss` a `prior`.")
+        raise ValueError(
+            "Moments do not hold the training points of x: give `marginal_loss` a `prior`."
+        )
     if prior is None:
         features = model.features_x  # pyright: ignore[reportAttributeAccessIssue] (no moments here)
         prior = Embedding(features.kernel, features.points, features.uniform)
     posterior = bayes_rule(model, prior, y, regularizer=regularizer, form=form, **options)
     kernel = as_kernel(kernel)
     average = Embedding(kernel, posterior.points, jnp.mean(posterior.weights, axis=0))
-    return mmd2(average, embed(kernel, x))
+    return squared_mmd(average, embed(kernel, x))
 
 
 def filter_loss(
@@ -213,7 +245,7 @@ def filter_loss(
     - `filt`: fitted on other data; `states`, `observations` `[T, ...]`; `vmap` for several sequences.
     - `controls`: `[T, ...]`, of a `ControlledFilter`, see `filter`.
     - `observed`: mask `[T]` of observations that were made; `counted`: mask `[T]` of the steps that enter the mean (padding of
-      sequences of unequal length, unlabelled states); the first `burn_in` steps do not.
+      sequences of unequal length, unlabeled states); the first `burn_in` steps do not.
     - `kernel` of the states, fixed: measure in its RKHS, where a belief with two modes is not punished for its mean.
     - `decode`: from the embedding of a belief to a point, the mean by default. A `MomentFilter` gives its `expectation`.
     - `segment`: for long sequences, see `filter`.
@@ -227,7 +259,9 @@ def filter_loss(
     counted = as_mask(counted, count, "counted") & (jnp.arange(count) >= burn_in)
 
     read = _Estimate(filt, decode) if kernel is None else None
-    steps = filter(filt, observations, controls=controls, observed=observed, read=read, segment=segment)
+    steps = filter(
+        filt, observations, controls=controls, observed=observed, read=read, segment=segment
+    )
     if kernel is None:
         errors = _squared_errors(steps, states)
     else:
@@ -271,11 +305,13 @@ def mmd_loss(predicted: Embedding, sample: Points, *, kernel: Any) -> Float[Arra
     cost O((n + m)^2 d). **Raises:** `ValueError` for a sample of another kind.
     """
     kernel = as_kernel(kernel)
-    return mmd2(Embedding(kernel, predicted.points, predicted.weights), embed(kernel, sample))
+    return squared_mmd(
+        Embedding(kernel, predicted.points, predicted.weights), embed(kernel, sample)
+    )
 
 
 def mmd_power(kernel: Any, x: Points, y: Points, *, floor: ArrayLike = 1e-8) -> Float[Array, ""]:
-    r"""Criterion of the asymptotic power of the MMD test (Liu et al. 2020, eq 3 to 5); maximise it over kernels on a split of the data.
+    r"""Criterion of the asymptotic power of the MMD test (Liu et al. 2020, eq 3 to 5); maximize it over kernels on a split of the data.
 
     $$ J = \frac{\mathrm{MMD}_u^2}{\hat\sigma}, \quad h_{ij} = k(x_i, x_j) + k(y_i, y_j) - k(x_i, y_j) - k(y_i, x_j), \quad
        \hat\sigma^2 = \frac{4}{n^3} \sum_i \Big( \sum_j h_{ij} \Big)^2 - \frac{4}{n^4} \Big( \sum_{ij} h_{ij} \Big)^2 + \varepsilon. $$

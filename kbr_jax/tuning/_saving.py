@@ -20,10 +20,15 @@ from .._checks import is_concrete
 
 _FORMAT, _VERSION, _STRUCTURE = "kbr_jax tree", 1, "structure.json"
 _ROOT = __name__.partition(".")[0]
-_FUNCTIONS, _CLASSES = (_ROOT,), (_ROOT, "optax")  # packages they may come from, if the caller does not give them
+_FUNCTIONS, _CLASSES = (
+    (_ROOT,),
+    (_ROOT, "optax"),
+)  # packages they may come from, if the caller does not give them
 
 
-def save(path: str | os.PathLike, tree: Any, *, functions: Mapping[str, Callable] | None = None) -> None:
+def save(
+    path: str | os.PathLike, tree: Any, *, functions: Mapping[str, Callable] | None = None
+) -> None:
     r"""Save a fitted object, or a tree of them, to one file that `load` reads without being told what is in it.
 
     The file is a zip of the arrays, as NumPy's `.npy`, and of the structure as JSON. An array that occurs twice in the tree
@@ -44,9 +49,18 @@ def save(path: str | os.PathLike, tree: Any, *, functions: Mapping[str, Callable
     """
     target, encoder = pathlib.Path(os.path.realpath(path)), _Encoder(functions or {})
     node = encoder.encode(tree, "tree")
-    library = next((found.version for found in importlib.metadata.distributions(name=_ROOT)), "unknown")
-    header = {"format": _FORMAT, "version": _VERSION, "library": library, "functions": sorted(encoder.used)}
-    text = json.dumps({**header, "arrays": [entry for _, _, entry in encoder.stored.values()], "tree": node})
+    library = next(
+        (found.version for found in importlib.metadata.distributions(name=_ROOT)), "unknown"
+    )
+    header = {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "library": library,
+        "functions": sorted(encoder.used),
+    }
+    text = json.dumps(
+        {**header, "arrays": [entry for _, _, entry in encoder.stored.values()], "tree": node}
+    )
     temporary = target.with_name(f"{target.name}.{os.urandom(4).hex()}.tmp")
     try:
         with open(temporary, "xb") as file:
@@ -75,14 +89,19 @@ def load(path: str | os.PathLike, *, functions: Mapping[str, Callable] | None = 
             with zipfile.ZipFile(file) as archive:
                 header = json.loads(archive.read(_STRUCTURE))
                 _check_header(header, given)
-                arrays = [_read_array(archive, index, entry) for index, entry in enumerate(header["arrays"])]
+                arrays = [
+                    _read_array(archive, index, entry)
+                    for index, entry in enumerate(header["arrays"])
+                ]
             return _Decoder(arrays, given, header["library"]).decode(header["tree"])
         except (jax.errors.JaxRuntimeError, MemoryError):
             raise  # the machine's, not the file's
         except ValueError as error:
             raise ValueError(f"`{name}` cannot be loaded: {error}") from error
         except Exception as error:  # bytes can be wrong in many ways
-            raise ValueError(f"`{name}` is damaged, or `save` did not write it: {error!r}.") from error
+            raise ValueError(
+                f"`{name}` is damaged, or `save` did not write it: {error!r}."
+            ) from error
 
 
 class _Encoder:
@@ -106,32 +125,64 @@ class _Encoder:
         kinds: dict[Any, Callable[[], Any]] = {
             list: lambda: [self.encode(item, f"{where}[{i}]") for i, item in enumerate(value)],
             tuple: lambda: {"tuple": self.encode(list(value), where)},
-            dict: lambda: {"dict": [[self.encode(k, where), self.encode(value[k], f"{where}[{k!r}]")] for k in value]},
-            Partial: lambda: {"partial": self.encode([value.func, value.args, value.keywords], where)},
-            PyTreeDef: lambda: {"structure": self.encode(value.unflatten([0] * value.num_leaves), where)},
+            dict: lambda: {
+                "dict": [
+                    [self.encode(k, where), self.encode(value[k], f"{where}[{k!r}]")] for k in value
+                ]
+            },
+            Partial: lambda: {
+                "partial": self.encode([value.func, value.args, value.keywords], where)
+            },
+            PyTreeDef: lambda: {
+                "structure": self.encode(value.unflatten([0] * value.num_leaves), where)
+            },
         }
         return kinds.get(type(value), lambda: self._object(value, where))()
 
     def _array(self, value: Any, where: str) -> dict[str, Any]:
         if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-            return {"key": [str(jax.random.key_impl(value)), self._array(jax.random.key_data(value), where)]}
+            return {
+                "key": [
+                    str(jax.random.key_impl(value)),
+                    self._array(jax.random.key_data(value), where),
+                ]
+            }
         if not is_concrete(value):
-            raise ValueError(f"`{where}` is traced by jax and has no value yet; save outside `jit`, `grad` and `vmap`.")
-        if not value.dtype.isnative or not (value.dtype.kind in "biufc" or value.dtype.isbuiltin == 2):
-            raise ValueError(f"`{where}` is an array of {value.dtype}; only plain numbers can be stored: convert it.")
-        kind = "jax" if isinstance(value, jax.Array) else "scalar" if isinstance(value, np.generic) else "numpy"
+            raise ValueError(
+                f"`{where}` is traced by jax and has no value yet; save outside `jit`, `grad` and `vmap`."
+            )
+        if not value.dtype.isnative or not (
+            value.dtype.kind in "biufc" or value.dtype.isbuiltin == 2
+        ):
+            raise ValueError(
+                f"`{where}` is an array of {value.dtype}; only plain numbers can be stored: convert it."
+            )
+        kind = (
+            "jax"
+            if isinstance(value, jax.Array)
+            else "scalar"
+            if isinstance(value, np.generic)
+            else "numpy"
+        )
         entry = {"kind": kind, "dtype": value.dtype.name, "shape": list(value.shape)}
         return {"array": self.stored.setdefault(id(value), (len(self.stored), value, entry))[0]}
 
     def _object(self, value: Any, where: str) -> dict[str, Any]:
         kind, names = type(value), _field_names(type(value))
         if names is None or not (address := self._address(kind, _CLASSES)):
-            name = getattr(value, "__qualname__", f"an object of {kind.__module__}.{kind.__qualname__}")
+            name = getattr(
+                value, "__qualname__", f"an object of {kind.__module__}.{kind.__qualname__}"
+            )
             raise ValueError(
                 f"`{where}` is {name}, which {_ROOT} could not find again. Store functions and classes of your own by "
                 'name, `save(path, tree, functions={"name": it})` and `load(path, functions={"name": it})`; or take it out.'
             )
-        return {"object": [address, {name: self.encode(getattr(value, name), f"{where}.{name}") for name in names}]}
+        return {
+            "object": [
+                address,
+                {name: self.encode(getattr(value, name), f"{where}.{name}") for name in names},
+            ]
+        }
 
     def _address(self, thing: Any, homes: tuple[str, ...]) -> str | None:
         """`module:name` of a function or class, `:name` if the caller named it, None if it is not found again."""
@@ -141,7 +192,9 @@ class _Encoder:
         name, module = getattr(thing, "__qualname__", None), str(getattr(thing, "__module__", None))
         # The public name comes first: it outlives the private module.
         addresses = (f"{place}:{name}" for place in (module.partition(".")[0], module))
-        return next((address for address in addresses if name and _find(address, homes) is thing), None)
+        return next(
+            (address for address in addresses if name and _find(address, homes) is thing), None
+        )
 
 
 class _Decoder:
@@ -164,7 +217,9 @@ class _Decoder:
             "function": lambda: self._find(content, _FUNCTIONS),
             "tuple": lambda: tuple(self.decode(content)),
             "dict": lambda: dict(self.decode(content)),
-            "partial": lambda: Partial(self.decode(content[0]), *self.decode(content[1]), **self.decode(content[2])),
+            "partial": lambda: Partial(
+                self.decode(content[0]), *self.decode(content[1]), **self.decode(content[2])
+            ),
             "structure": lambda: jax.tree.structure(self.decode(content)),
             "object": lambda: self._object(*content),
         }
@@ -172,7 +227,10 @@ class _Decoder:
 
     def _object(self, address: str, nodes: dict[str, Any]) -> Any:
         kind = self._find(address, _CLASSES)
-        names, fields = _field_names(kind), {name: self.decode(node) for name, node in nodes.items()}
+        names, fields = (
+            _field_names(kind),
+            {name: self.decode(node) for name, node in nodes.items()},
+        )
         if names is None or set(names) != set(fields):
             raise ValueError(
                 f"{address} has the fields {sorted(names or ())} here and {sorted(fields)} in the file, which {_ROOT} "
@@ -182,13 +240,17 @@ class _Decoder:
             return tuple.__new__(kind, [fields[name] for name in names])
         made = object.__new__(kind)
         for name, value in fields.items():
-            object.__setattr__(made, name, value)  # a module is frozen, and its values were converted before saving
+            object.__setattr__(
+                made, name, value
+            )  # a module is frozen, and its values were converted before saving
         return made
 
     def _find(self, address: str, homes: tuple[str, ...]) -> Any:
         found = self.given.get(address[1:]) if address.startswith(":") else _find(address, homes)
         if not callable(found):
-            raise ValueError(f"{address} is unknown here; load it with the version that wrote it, {self.library}.")
+            raise ValueError(
+                f"{address} is unknown here; load it with the version that wrote it, {self.library}."
+            )
         return found
 
 
@@ -201,7 +263,10 @@ def _find(address: str, homes: tuple[str, ...]) -> Any:
         found = ft.reduce(getattr, name.split("."), importlib.import_module(module))
     except (ImportError, AttributeError):
         return None
-    defined = getattr(found, "__qualname__", None) == name and str(found.__module__).partition(".")[0] in homes
+    defined = (
+        getattr(found, "__qualname__", None) == name
+        and str(found.__module__).partition(".")[0] in homes
+    )
     return found if defined else None
 
 
@@ -209,16 +274,24 @@ def _field_names(kind: Any) -> tuple[str, ...] | None:
     """The fields of a module or named tuple; None for other classes."""
     if isinstance(kind, type) and issubclass(kind, eqx.Module):
         return tuple(field.name for field in dataclasses.fields(kind))
-    return getattr(kind, "_fields", None) if isinstance(kind, type) and issubclass(kind, tuple) else None
+    return (
+        getattr(kind, "_fields", None)
+        if isinstance(kind, type) and issubclass(kind, tuple)
+        else None
+    )
 
 
 def _write(file: Any, structure: str, arrays: list[Any]) -> None:
     with zipfile.ZipFile(file, "w") as archive:
-        with archive.open(_STRUCTURE, "w") as entry:  # unlike `writestr`, puts no date: equal trees, equal files
+        with archive.open(
+            _STRUCTURE, "w"
+        ) as entry:  # unlike `writestr`, puts no date: equal trees, equal files
             entry.write(structure.encode())
         for index, array in enumerate(map(np.asarray, arrays)):
             with archive.open(f"{index}.npy", "w", force_zip64=True) as entry:
-                np.lib.format.write_array(entry, array.view(_plain(array.dtype)), allow_pickle=False)
+                np.lib.format.write_array(
+                    entry, array.view(_plain(array.dtype)), allow_pickle=False
+                )
 
 
 def _plain(dtype: np.dtype) -> np.dtype:
@@ -232,7 +305,9 @@ def _read_array(archive: zipfile.ZipFile, index: int, entry: dict[str, Any]) -> 
         array = np.lib.format.read_array(file, allow_pickle=False)
     dtype = np.dtype(entry["dtype"])
     if array.dtype != _plain(dtype) or list(array.shape) != entry["shape"]:
-        raise ValueError(f"it is damaged: array {index} is {array.dtype}{list(array.shape)}, recorded are {entry}.")
+        raise ValueError(
+            f"it is damaged: array {index} is {array.dtype}{list(array.shape)}, recorded are {entry}."
+        )
     kinds = {"jax": jnp.asarray, "numpy": np.asarray, "scalar": lambda plain: plain[()]}
     return kinds[entry["kind"]](array.view(dtype))
 
@@ -243,7 +318,11 @@ def _check_header(header: Any, given: dict[str, Any]) -> None:
     if header["version"] > _VERSION:
         raise ValueError(f"a newer {_ROOT}, version {header['library']}, wrote it; update {_ROOT}.")
     if missing := [name for name in header["functions"] if name not in given]:
-        raise ValueError(f"it needs functions of yours, {missing}: `load(path, functions={{{missing[0]!r}: ...}})`.")
+        raise ValueError(
+            f"it needs functions of yours, {missing}: `load(path, functions={{{missing[0]!r}: ...}})`."
+        )
     for dtype in (np.dtype(entry["dtype"]) for entry in header["arrays"] if entry["kind"] == "jax"):
         if jax.dtypes.canonicalize_dtype(dtype) != dtype:
-            raise ValueError(f"it holds {dtype} arrays, and jax is limited to 32 bits: set `jax_enable_x64` first.")
+            raise ValueError(
+                f"it holds {dtype} arrays, and jax is limited to 32 bits: set `jax_enable_x64` first."
+            )

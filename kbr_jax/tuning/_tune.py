@@ -38,7 +38,7 @@ class History(eqx.Module):
     parameters: Any
 
 
-class Tuned(eqx.Module):
+class TuneResult(eqx.Module):
     """What `tune` found; with many starts every array has them along its first axis.
 
     - `parameters`: the best seen, by the validation loss if there is one; `value`: the loss they were chosen by; `step`: when.
@@ -64,7 +64,9 @@ class _State(eqx.Module):
 
     trial: list[Array]  # what is tried next
     last: list[Array]  # the last point where loss and gradient were finite
-    move: list[Array]  # the optimizer's update there; halved whenever it leads to a point that is not finite
+    move: list[
+        Array
+    ]  # the optimizer's update there; halved whenever it leads to a point that is not finite
     optimizer: Any  # its state, for the tree of parameters
     best: list[Array]
     value: Float[Array, ""]
@@ -89,7 +91,10 @@ class _Problem(eqx.Module):
         return jax.tree.unflatten(self.treedef, leaves)
 
     def decode(self, free: list[Array]) -> Any:
-        leaves = [jnp.exp(leaf) if positive else leaf for leaf, positive in zip(free, self.positive, strict=True)]
+        leaves = [
+            jnp.exp(leaf) if positive else leaf
+            for leaf, positive in zip(free, self.positive, strict=True)
+        ]
         return eqx.combine(self.tree(leaves), self.fixed)
 
     def start(self, free: list[Array]) -> _State:
@@ -100,7 +105,9 @@ class _Problem(eqx.Module):
         count = jnp.zeros((), int)
         return _State(free, free, still, optimizer, free, jnp.asarray(jnp.inf, dtype), count, count)
 
-    def step(self, state: _State, number: Int[Array, ""], key: PRNGKeyArray | None) -> tuple[_State, History]:
+    def step(
+        self, state: _State, number: Int[Array, ""], key: PRNGKeyArray | None
+    ) -> tuple[_State, History]:
         """Evaluate the trial point, and go on from it, or halve the way there."""
         more = () if key is None else (jax.random.fold_in(key, number),)
 
@@ -117,8 +124,12 @@ class _Problem(eqx.Module):
         better = accepted & scored & (score < state.value)
         half = jax.tree.map(lambda m: m / 2, state.move)
 
-        def where(condition, new, old):  # in the old dtype, which promotion in the optimizer may have changed
-            return jax.tree.map(lambda n, o: jnp.where(condition, jnp.asarray(n, o.dtype), o), new, old)
+        def where(
+            condition, new, old
+        ):  # in the old dtype, which promotion in the optimizer may have changed
+            return jax.tree.map(
+                lambda n, o: jnp.where(condition, jnp.asarray(n, o.dtype), o), new, old
+            )
 
         last = where(accepted, state.trial, state.last)
         move = where(accepted, move, half)
@@ -132,15 +143,27 @@ class _Problem(eqx.Module):
             step=jnp.where(better, number, state.step),
             stale=jnp.where(better, 0, state.stale + scored.astype(state.stale.dtype)),
         )
-        parameters = eqx.filter(self.decode(state.trial), eqx.is_inexact_array) if self.record else None
-        return new, History(value, score if self.validation is not None else None, accepted, parameters)
+        parameters = (
+            eqx.filter(self.decode(state.trial), eqx.is_inexact_array) if self.record else None
+        )
+        return new, History(
+            value, score if self.validation is not None else None, accepted, parameters
+        )
 
-    def update(self, loss: Callable, state: _State, value: Float[Array, ""], gradient: list[Array]) -> tuple[Any, Any]:
+    def update(
+        self, loss: Callable, state: _State, value: Float[Array, ""], gradient: list[Array]
+    ) -> tuple[Any, Any]:
         """The optimizer's move and its new state. It sees the user's tree, for labels and masks, not a list of leaves."""
         tree = self.tree(gradient)
-        more = {"value": value, "grad": tree, "value_fn": lambda free: loss(jax.tree.leaves(free)).astype(value.dtype)}
+        more = {
+            "value": value,
+            "grad": tree,
+            "value_fn": lambda free: loss(jax.tree.leaves(free)).astype(value.dtype),
+        }
         with jax.numpy_dtype_promotion("standard"):
-            move, optimizer = self.optimizer.update(tree, state.optimizer, self.tree(state.trial), **more)
+            move, optimizer = self.optimizer.update(
+                tree, state.optimizer, self.tree(state.trial), **more
+            )
         return jax.tree.leaves(move), optimizer
 
     def score(self, free: list[Array], value: Float[Array, ""], number: Int[Array, ""]):
@@ -175,7 +198,7 @@ def tune(
     progress: bool = True,
     checkpoint: str | os.PathLike | None = None,
     checkpoint_every: int = 100,
-) -> Tuned:
+) -> TuneResult:
     r"""Minimise a differentiable loss over a pytree of parameters: bandwidths, regularizers, landmark positions, whole kernels.
 
     Fit inside the loss: `lambda p: filter_loss(KernelBayesFilter.fit(Gaussian(p["h"]), ...), states, observations)`.
@@ -204,13 +227,15 @@ def tune(
     Where loss or gradient is not finite, the step that led there is halved, again and again; such points are marked in
     the history and never returned.
 
-    **Returns:** `Tuned`. Cost: a gradient a step, at most about four times the loss; and one for each trial of a line search.
+    **Returns:** `TuneResult`. Cost: a gradient a step, at most about four times the loss; and one for each trial of a line search.
 
     **Raises:** `ValueError` if nothing can be tuned, `positive` returns anything but leaves of its argument, a positive parameter
     is not, the loss is not finite at `initial` (of all starts), or the checkpoint is of another run.
     """
     steps = as_count(steps, "steps")
-    problem, free = _problem(loss, initial, optimizer, positive, validation, validate_every, patience, record)
+    problem, free = _problem(
+        loss, initial, optimizer, positive, validation, validate_every, patience, record
+    )
     states = eqx.filter_vmap(problem.start)(free) if starts else problem.start(free)
     resumed = None if checkpoint is None else _resume(checkpoint, free, states, key, record)
     done, states, parts = (0, states, []) if resumed is None else resumed
@@ -236,7 +261,7 @@ def tune(
                 _save(checkpoint, free, done, states, parts, key)
     history = jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=int(starts)), *parts)
     decode = eqx.filter_vmap(problem.decode, out_axes=eqx.if_array(0)) if starts else problem.decode
-    return Tuned(decode(states.best), states.value, states.step, history)
+    return TuneResult(decode(states.best), states.value, states.step, history)
 
 
 def minibatch(key: PRNGKeyArray, data: Any, size: int) -> Any:
@@ -246,9 +271,13 @@ def minibatch(key: PRNGKeyArray, data: Any, size: int) -> Any:
     return jax.tree.map(lambda leaf: leaf[index], data)
 
 
-def _problem(loss, initial, optimizer, positive, validation, every, patience, record) -> tuple[_Problem, list[Array]]:
+def _problem(
+    loss, initial, optimizer, positive, validation, every, patience, record
+) -> tuple[_Problem, list[Array]]:
     """The parts of a problem, and the initial parameters in free coordinates."""
-    initial = jax.tree.map(lambda leaf: jnp.asarray(leaf) if isinstance(leaf, (float, np.ndarray)) else leaf, initial)
+    initial = jax.tree.map(
+        lambda leaf: jnp.asarray(leaf) if isinstance(leaf, (float, np.ndarray)) else leaf, initial
+    )
     tuned, fixed = eqx.partition(initial, eqx.is_inexact_array)
     leaves, treedef = jax.tree.flatten(tuned)
     # Weak types would turn strong after the first step, and compile everything twice.
@@ -287,7 +316,14 @@ def _positive(choose: Callable[[Any], Any] | None, treedef: Any) -> tuple[bool, 
 
 
 @eqx.filter_jit
-def _run(problem: _Problem, states: _State, first: Int[Array, ""], limit: Int[Array, ""], key, starts: bool):
+def _run(
+    problem: _Problem,
+    states: _State,
+    first: Int[Array, ""],
+    limit: Int[Array, ""],
+    key,
+    starts: bool,
+):
     """Some steps of one descent, or of many side by side."""
 
     def run(problem, state):
@@ -310,7 +346,9 @@ def _all_finite(tree: Any) -> Bool[Array, ""]:
     return jnp.all(jnp.asarray([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))
 
 
-def _summary(problem: _Problem, states: _State, parts: list[History], starts: bool) -> dict[str, str]:
+def _summary(
+    problem: _Problem, states: _State, parts: list[History], starts: bool
+) -> dict[str, str]:
     """What the progress bar says: the last loss, the best value, and the best scalar parameters (of the best start)."""
     best, value, loss = states.best, states.value, parts[-1].loss
     if starts:
@@ -332,29 +370,45 @@ def _save(path, free: list[Array], done: int, states: _State, parts: list[Histor
     save(path, {"initial": free, "key": key, "done": done, "state": state, "parts": parts})
 
 
-def _resume(path, free: list[Array], states: _State, key, record: bool) -> tuple[int, _State, list[History]] | None:
+def _resume(
+    path, free: list[Array], states: _State, key, record: bool
+) -> tuple[int, _State, list[History]] | None:
     """What a checkpoint holds, if there is one; it must be of a run that began in the same way."""
     if not pathlib.Path(path).exists():
         return None
     found = load(path)
     same = isinstance(found, dict) and set(found) == {"initial", "key", "done", "state", "parts"}
-    same = same and isinstance(found["state"], dict) and _kind(found["state"]) == _kind(dict(_named_leaves(states)))
-    same = same and all(
-        bool(jnp.array_equal(a, b, equal_nan=True)) for a, b in zip(found["initial"], free, strict=True)
+    same = (
+        same
+        and isinstance(found["state"], dict)
+        and _kind(found["state"]) == _kind(dict(_named_leaves(states)))
     )
-    same = same and (found["key"] is None) == (key is None) and (key is None or bool(jnp.all(found["key"] == key)))
+    same = same and all(
+        bool(jnp.array_equal(a, b, equal_nan=True))
+        for a, b in zip(found["initial"], free, strict=True)
+    )
+    same = (
+        same
+        and (found["key"] is None) == (key is None)
+        and (key is None or bool(jnp.all(found["key"] == key)))
+    )
     same = same and (found["parts"][0].parameters is not None) == record
     if not same:
         raise ValueError(
             f"The checkpoint {os.fspath(path)!r} is of another run: other initial parameters, optimizer, key or options. Remove "
             "it, or give this run a file of its own."
         )
-    state = jax.tree.unflatten(jax.tree.structure(states), [found["state"][name] for name, _ in _named_leaves(states)])
+    state = jax.tree.unflatten(
+        jax.tree.structure(states), [found["state"][name] for name, _ in _named_leaves(states)]
+    )
     return found["done"], state, found["parts"]
 
 
 def _named_leaves(states: _State) -> list[tuple[str, Array]]:
-    return [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(states)]
+    return [
+        (jax.tree_util.keystr(path), leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(states)
+    ]
 
 
 def _kind(tree: Any) -> Any:
