@@ -18,9 +18,11 @@ FLOORS = (
     ("features",),
     ("embedding",),
     ("rules",),
+    ("moments",),
     ("filtering", "propagation", "dynamics", "herding", "hypotheses", "likelihood_free"),
     ("tuning",),
     ("plotting",),
+    ("experimental",),
     ("__init__",),
 )
 FLOOR = {name: level for level, names in enumerate(FLOORS) for name in names}

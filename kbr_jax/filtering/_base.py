@@ -1,4 +1,4 @@
-"""What a filter is: `init`, `step`, and one scan over a sequence."""
+"""What a filter is, and the verbs that act on every filter: one scan of predict and update."""
 
 import abc
 from collections.abc import Callable
@@ -9,268 +9,211 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._checks import (
-    as_batch,
-    as_count,
-    as_mask,
-    as_points,
-    check_alike,
-    check_finite,
-    check_same_size,
-    fill,
-    in_one_precision,
-    like,
-    size,
-    take,
-    without_padding,
-)
-from .._numerics import AbstractFactor, matmul, safe_divide
-from .._typing import Array, ArrayLike, Bool, Float, Int, Point, Points
-from ..embedding import Embedding, check_unbatched
-from ..features import AbstractFeatures
+from .._checks import as_count, as_positive, take
+from .._typing import Array, ArrayLike, Bool, Float, Point, Points
+from ..embedding import Embedding
+from ..rules import AbstractConditional
 
 
-class FilterStep(eqx.Module):
-    r"""What a step, or with a leading time axis a whole run, knows of the hidden state.
+class FilterOutput(eqx.Module):
+    r"""What a step, or with a leading time axis a run, knows of the hidden state.
 
-    - `weights`: the belief after the observation, `[..., n]`, on `filter.support`; `filter.belief(weights)` is its embedding.
-    - `predicted`: the weights of the belief before the observation, as used (cleaned), `[..., n]`. They stand on the training
-      states, also where `weights` stand on others: a `KernelBayesFilter` of form (a).
-    - `evidence`: $\langle \hat\mu_{o | h}, \psi(o) \rangle$ of the normalized prediction (before any `Recovery`), how well the
-      observation was foreseen; NaN where it is missing.
-    - `restarted`: whether the belief was replaced because the observation contradicted it.
+    - `weights`: the belief after the observation. `belief(filt, output)` embeds it. An array
+      `[..., n]` on the training sample, or `MomentWeights`.
+    - `predicted`: weights of the belief before the observation, as Bayes' rule uses them.
+    - `predictive_value`: $\langle \hat\mu_{o | h}, \psi(o) \rangle$ of the normalized prediction,
+      how well the observation was foreseen. NaN where it is missing.
+    - `discarded`: the share of the prior's mass that `max_active` cut off.
+    - `restarted`: whether the belief was replaced, by a `CusumRestartFilter`.
+    - `state`: the state after the last step. Go on from it with `run_filter(..., state=)`.
     """
 
-    weights: Float[Array, "*time n"]
+    weights: Any
     predicted: Float[Array, "*time n"]
-    evidence: Float[Array, "*time"]
+    predictive_value: Float[Array, "*time"]
+    discarded: Float[Array, "*time"]
     restarted: Bool[Array, "*time"]
+    state: Any = None
+
+    def __repr__(self) -> str:
+        return eqx.tree_pformat(self, short_arrays=False)
 
 
 class AbstractFilter(eqx.Module):
     """A recursive estimate of a hidden state.
 
-    Fitted filters cache what their kernels imply; build them inside a loss, never replace a kernel in one. All methods
-    work under `jit`, `vmap` (over observations, states, or whole filters) and `grad`.
+    A fitted filter stores what its kernels imply: fit inside a loss. Filters are pytrees. The
+    verbs of this module take them under `jit`, `vmap` (over observations, states, or whole
+    filters) and `grad`.
     """
 
-    observations: eqx.AbstractVar[AbstractFeatures]
+    @abc.abstractmethod
+    def init(self, prior: Embedding | None) -> Any:
+        """State before the first observation."""
 
     @abc.abstractmethod
-    def init(self, prior: Embedding | None = None) -> Any:
-        """State before the first observation, from a prior over hidden states; by default the training states' marginal."""
+    def encode(self, observations: Points, observed: ArrayLike | None) -> tuple[Any, Array]:
+        """What `update` needs of each of m checked observations; the mask of those made."""
+
+    @abc.abstractmethod
+    def encode_controls(self, controls: Points | None, count: int) -> Any:
+        """What `update` needs of each of `count` checked inputs."""
 
     @abc.abstractmethod
     def update(
-        self, state: Any, code: Float[Array, " r"], observed: Bool[Array, ""]
-    ) -> tuple[Any, Any]:
-        """`step` for an observation that is already a code of `observations`."""
+        self, state: Any, code: Any, control: Any, observed: Bool[Array, ""]
+    ) -> tuple[Any, FilterOutput]:
+        """One step. A `code` of None is a step without an observation."""
 
-    def step(
-        self,
-        state: Any,
-        observation: Point,
-        observed: ArrayLike = True,
-        *,
-        control: Point | None = None,
-    ) -> tuple[Any, Any]:
-        """Advance by one observation, online.
+    @abc.abstractmethod
+    def advance(self, weights: Any, control: Any) -> Any:
+        """The state after a belief."""
 
-        **Arguments:** `state` from `init` or the last step; `observation`, one point; `observed`, False for a missing
-        observation (its value is then ignored, NaN included): the step only predicts; `control`, of a `ControlledFilter`, the
-        input that acts from this step to the next.
+    @abc.abstractmethod
+    def start(self, code: Any, regularizer: Array) -> tuple[Any, Float[Array, " n"], Array]:
+        """Belief of one observation without a prior, its prior weights and predictive value."""
 
-        **Returns:** the state for the next step, and what is known after this one: a `FilterStep`, or a `MomentStep`.
-        """
-        observed = jnp.asarray(observed)
-        code = self.coordinates_of(observation, observed)[None]
-        controls = (
-            None if control is None else jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], control)
+    @abc.abstractmethod
+    def embed(self, weights: Any) -> Embedding:
+        """A belief as an embedding over states."""
+
+    @abc.abstractmethod
+    def mean(self, weights: Any) -> Any:
+        """Mean of the state under a belief."""
+
+    @abc.abstractmethod
+    def smoother(self, points: Points) -> "AbstractSmoother":
+        """The transition from beliefs on the given points, for `smooth`."""
+
+
+class AbstractSmoother(eqx.Module):
+    """A transition from weights on fixed points, as a likelihood of the next state."""
+
+    model: eqx.AbstractVar[AbstractConditional]
+
+    @abc.abstractmethod
+    def forward(self, weights: Float[Array, "*b m"], control: Any) -> Float[Array, "*b r"]:
+        """Coordinates of weights on the points, in the features of the model's x."""
+
+    @abc.abstractmethod
+    def adjoint(self, code: Float[Array, "b r"], control: Any) -> Float[Array, "b m"]:
+        """Values at the points of functions with these coordinates."""
+
+
+def no_controls(controls: Points | None) -> None:
+    """Raise a `ValueError` for inputs that the transition does not take."""
+    if controls is not None:
+        raise ValueError(
+            "The transition of this filter takes no `controls`: fit P(s' | (s, u)) with x = (states, "
+            "inputs) and kernel_x = TensorProduct((kernel_states, kernel_inputs))."
         )
-        return self.update(state, self.with_controls(code, controls)[0], observed)
-
-    def coordinates_of(self, observation: Point, observed: ArrayLike = True) -> Float[Array, " r"]:
-        """Code of one checked observation, or of a stand-in if it is missing."""
-        training = self.observations.points
-        batch, single = as_batch(observation, "observation", training, "training observations")
-        if not single:
-            raise ValueError(
-                "`observation` must be one point; use `kbr_jax.filter` for a sequence."
-            )
-        self.observations.kernel.check(batch, "observation")
-        return self.coordinates(fill(batch, jnp.asarray(observed)[None], take(training, 0)))[0]
-
-    def coordinates(self, observations: Points) -> Float[Array, "m r"]:
-        """Codes of m observations, as `update` takes them."""
-        return self.observations.coordinates(observations)
-
-    def with_controls(
-        self, coordinates: Float[Array, "m r"], controls: Points | None
-    ) -> Float[Array, "m q"]:
-        """Codes of m observations, with those of the inputs that act after them behind, where the filter knows inputs."""
-        if controls is not None:
-            raise ValueError(
-                f"This {type(self).__name__} was fitted without `controls`; see `ControlledFilter`."
-            )
-        return coordinates
 
 
-class AbstractSampleFilter(AbstractFilter):
-    """A filter whose belief is weights on its training states."""
+def init_filter(filt: AbstractFilter, prior: Embedding | None = None) -> Any:
+    """Return the state before the first observation.
 
-    states: eqx.AbstractVar[AbstractFeatures]
-
-    @property
-    @abc.abstractmethod
-    def support(self) -> Points:
-        """The points `[n, ...]` that belief weights stand on."""
-
-    @abc.abstractmethod
-    def init_from_observation(self, observation: Point) -> tuple[Any, FilterStep]:
-        """State after a first observation without any prior, and the belief it gives."""
-
-    @abc.abstractmethod
-    def predict(self, weights: Float[Array, "*batch n"], steps: int = 1) -> Embedding:
-        """Embedding of the state `steps` transitions after a belief (static), without observations."""
-
-    def belief(self, weights: Float[Array, "*batch n"]) -> Embedding:
-        """The embedding of belief weights, on the filter's support."""
-        return Embedding(self.states.kernel, self.support, weights)
-
-
-def as_transitions(
-    states: Points,
-    observations: Points,
-    successors: Points | None,
-    lag: int,
-    mask: ArrayLike | None = None,
-) -> tuple[Points, Points, Points, Bool[Array, " n"] | None]:
-    """Checked training triples `[n, ...]`: states, observations made `lag` steps later, and successors; and their mask.
-
-    From one sequence of T observations with T or T + 1 states (the last may be unobserved), or as given with `successors`.
-    A triple of a sequence counts if the mask `[number of states]` is True at its state and at its successor.
+    **Arguments:** `prior`, an embedding of the first hidden state. By default it is the marginal of
+    the training states.
     """
-    states, observations = as_points(states, "states"), as_points(observations, "observations")
-    if mask is not None:
-        mask = as_mask(mask, size(states), "mask")
-    if successors is not None:
-        successors = as_points(successors, "successors")
-        check_alike(successors, "successors", states, "states")
-        check_same_size(successors, "successors", states, "states")
-        check_same_size(observations, "observations", states, "states")
-    else:
-        count = min(size(states) - 1, size(observations) - lag)
-        if size(states) - size(observations) not in (0, 1) or count < 1:
-            raise ValueError(
-                f"`states` has {size(states)} points and `observations` {size(observations)}; a training sequence needs T "
-                f"observations with T or T + 1 states, at least two states and {1 + lag} observations. For separate "
-                "transitions pass `successors`."
-            )
-        if mask is not None:
-            mask = mask[:count] & mask[1 : count + 1]
-        successors = take(states, slice(1, count + 1))
-        states, observations = (
-            take(states, slice(count)),
-            take(observations, slice(lag, lag + count)),
-        )
-    states, observations, successors = in_one_precision(states, observations, successors)
-    states, observations, successors = (
-        check_finite(without_padding(points, mask), name)
-        for points, name in (
-            (states, "states"),
-            (observations, "observations"),
-            (successors, "successors"),
-        )
+    return filt.init(prior)
+
+
+def filter_step(
+    filt: AbstractFilter,
+    state: Any,
+    observation: Point,
+    *,
+    control: Point | None = None,
+    observed: ArrayLike = True,
+) -> tuple[Any, FilterOutput]:
+    """Advance by one observation, online: `jax.jit(filter_step)(filt, state, observation)`.
+
+    **Arguments:** `state` from `init_filter` or the last step; `observation`, one point;
+    `control`, the input that acts from this step to the next; `observed`, False for a missing
+    observation (its value, NaN included, is ignored).
+
+    **Returns:** the next state, and a `FilterOutput`. Cost: see the filter.
+
+    **Raises:** `ValueError` for an observation or input of another kind than in training.
+    """
+    observation, control = (
+        jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], part) for part in (observation, control)
     )
-    return states, observations, successors, mask
+    codes, mask = filt.encode(observation, jnp.asarray(observed)[None])
+    controls = filt.encode_controls(control, 1)
+    return filt.update(state, *take((codes, controls, mask), 0))
 
 
-def most_active(
-    prior: Float[Array, " n"], likelihood: Float[Array, " n"], count: int
-) -> Int[Array, " k"]:
-    """Indices of the `count` weights of a non-negative prior that are largest times the likelihood; those that are 0 come last."""
-    likely = jnp.maximum(prior * likelihood, 0)
-    return lax.top_k(jnp.where(prior > 0, 1 + safe_divide(likely, jnp.max(likely)), 0), count)[1]
+def init_from_observation(
+    filt: AbstractFilter,
+    observation: Point,
+    *,
+    regularizer: ArrayLike,
+    control: Point | None = None,
+) -> tuple[Any, FilterOutput]:
+    r"""Start from a first observation without a prior (F11 eq 10).
+
+    The belief is $(K + n \varepsilon I)^{-1} k(O, o)$.
+
+    **Arguments:** `observation`, one point; `regularizer`: epsilon > 0; `control`, the input that
+    acts after it.
+
+    **Returns:** the state for the second observation, and a `FilterOutput`. Cost O(n^3) exact,
+    O(n r^2 + r^3) with landmarks.
+    """
+    observation, control = (
+        jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], part) for part in (observation, control)
+    )
+    codes, controls = filt.encode(observation, None)[0], filt.encode_controls(control, 1)
+    weights, prior, value = filt.start(
+        take(codes, 0), as_positive(regularizer, "regularizer", scalar=True)
+    )
+    zero = jnp.zeros((), prior.dtype)
+    output = FilterOutput(weights, prior, value, zero, jnp.asarray(False))
+    return filt.advance(weights, take(controls, 0)), output
 
 
-def project_prior(
-    features: AbstractFeatures, prior: Embedding, factor: AbstractFactor
-) -> Float[Array, " n"]:
-    """An embedding over states as weights on the sample of `features`, by the ridge regression of `factor`."""
-    check_unbatched(prior, "prior")
-    check_alike(prior.points, "prior.points", features.points, "training states")
-    coordinates = features.coordinates(like(prior.points, features.points))
-    return features.ridge_weights(
-        factor, matmul(prior.weights.astype(coordinates.dtype), coordinates)[None]
-    )[0]
-
-
-def filter(
+def run_filter(
     filt: AbstractFilter,
     observations: Points,
     *,
     controls: Points | None = None,
     observed: ArrayLike | None = None,
     prior: Embedding | None = None,
-    read: Callable[[Any], Any] | None = None,
-    segment: int | None = None,
+    state: Any = None,
+    output_fn: Callable[[FilterOutput], Any] | None = None,
+    checkpoint_every: int | None = None,
 ) -> Any:
-    """Filter a sequence of observations from the start: `filt.init(prior)`, then one scan of `filt.step`.
+    """Filter a sequence of observations by one scan of `filter_step`.
 
     **Arguments:**
 
-    - `filt`: a fitted filter.
     - `observations`: `[T, ...]`; `vmap` over a leading batch axis for many sequences.
-    - `controls`: of a `ControlledFilter`, known inputs `[T, ...]`, the one at t acting from the state at t to the next; they
-      are used where observations are missing, too.
-    - `observed`: mask `[T]`; False marks a missing observation, whose value is ignored. All observed by default.
-    - `prior`: embedding of the first hidden state; by default the marginal of the training states.
-    - `read`: what to keep of each step, a function of its `FilterStep` (`MomentStep`); all of it by default. For long
-      sequences `lambda step: mean(filt.belief(step.weights))` keeps d numbers a step instead of n.
-    - `segment`: for gradients through long sequences: steps between two beliefs that are stored (static).
+    - `controls`: known inputs `[T, ...]`, the one at t acting from the state at t to the next.
+    - `observed`: mask `[T]`, False where an observation is missing. Its value is ignored.
+    - `prior`: embedding of the first hidden state, by default the training marginal.
+    - `state`: of an earlier run (`run.state`), to go on from; then give no `prior`.
+    - `output_fn`: what to keep of each step, a function of its `FilterOutput`. For long sequences
+      `lambda out: state_mean(filt, out)` keeps d numbers a step instead of n.
+    - `checkpoint_every`: steps between two states that reverse mode stores (static). With it T
+      steps store T / checkpoint_every + checkpoint_every states, least at the root of T, for one
+      more forward pass.
 
-    **Returns:** a `FilterStep` (a `MomentStep` from a `MomentFilter`), or what `read` made of it, with leading axis T. The first
-    call compiles; later calls of the same shapes with the same function `read` do not (a lambda written in the call is a new
-    function each time). Reverse mode recomputes each step, and stores T beliefs; with a `segment`, T / segment + segment
-    beliefs, least at the root of T, for one more forward pass.
+    **Returns:** a `FilterOutput` with leading axis T, or what `output_fn` returned, stacked. The
+    first call compiles. A lambda written in the call is a new function, and compiles each time.
 
-    An observation so far from all training observations that each k(o_i, o) is 0 to the last digit is treated as missing, with
-    evidence 0. NaN is not: mark it in `observed`, or all later beliefs are NaN.
+    An observation so far from all training observations that each k(o_i, o) underflows to 0 counts
+    as missing, with predictive value 0. NaN does not: mark it in `observed`.
 
-    **Raises:** `ValueError` for observations that are not of the kind of the training observations, or a mask of another
-    length.
+    **Raises:** `ValueError` for observations or inputs of another kind than in training, a mask of
+    another length, and a `state` together with a `prior`.
     """
-    options: dict[str, Any] = {
-        "controls": controls,
-        "observed": observed,
-        "read": read,
-        "segment": segment,
-    }
-    return advance(filt, filt.init(prior), observations, **options)[1]
-
-
-def advance(
-    filt: AbstractFilter,
-    state: Any,
-    observations: Points,
-    *,
-    controls: Points | None = None,
-    observed: ArrayLike | None = None,
-    read: Callable[[Any], Any] | None = None,
-    segment: int | None = None,
-) -> tuple[Any, Any]:
-    """Filter a stretch of observations from a given state: for streams that arrive in pieces.
-
-    **Arguments:** `state` from `filt.init`, `filt.init_from_observation`, `filt.step` or an earlier `advance`; the rest as
-    `filter`. **Returns:** the state after the stretch, and a `FilterStep` with leading axis T. Raises as `filter`.
-    """
-    observations = as_points(observations, "observations")
-    check_alike(observations, "observations", filt.observations.points, "training observations")
-    filt.observations.kernel.check(observations, "observations")
-    observations = like(observations, filt.observations.points)
-    segment = None if segment is None else as_count(segment, "segment")
-    observed = as_mask(observed, size(observations), "observed")
-    return _scan(filt, state, observations, controls, observed, read, segment)
+    if state is not None and prior is not None:
+        raise ValueError("Give a `state` to go on from, or a `prior` to start from, not both.")
+    state = filt.init(prior) if state is None else state
+    if checkpoint_every is not None:
+        checkpoint_every = as_count(checkpoint_every, "checkpoint_every")
+    return _scan(filt, state, observations, controls, observed, output_fn, checkpoint_every)
 
 
 @eqx.filter_jit
@@ -279,31 +222,79 @@ def _scan(
     state: Any,
     observations: Points,
     controls: Points | None,
-    observed: Bool[Array, " T"],
-    read: Callable[[Any], Any] | None,
-    segment: int | None,
+    observed: ArrayLike | None,
+    output_fn: Callable[[FilterOutput], Any] | None,
+    every: int | None,
 ):
-    # All observations are encoded at once, as one matrix product instead of T products with a vector.
-    coordinates = filt.coordinates(fill(observations, observed, take(filt.observations.points, 0)))
-    coordinates = filt.with_controls(coordinates, controls)
+    # All observations are encoded at once: one matrix product, not T products with a vector.
+    codes, observed = filt.encode(observations, observed)
+    count = observed.shape[0]
+    inputs = codes, filt.encode_controls(controls, count), observed
 
     def step(carry, inputs):
-        carry, known = filt.update(carry, *inputs)
-        return carry, known if read is None else read(known)
+        carry, output = filt.update(carry, *inputs)
+        return carry, output if output_fn is None else output_fn(output)
 
     def scan(carry, inputs):
         return lax.scan(jax.checkpoint(step, prevent_cse=False), carry, inputs)
 
-    inputs = coordinates, observed
-    if segment is None or segment >= size(observations):
-        return scan(state, inputs)
-    count = size(observations) // segment
-    stored = jax.tree.map(
-        lambda leaf: leaf[: count * segment].reshape(count, segment, *leaf.shape[1:]), inputs
-    )
-    state, first = lax.scan(jax.checkpoint(scan, prevent_cse=False), state, stored)
-    first = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), first)
-    if count * segment == size(observations):
-        return state, first
-    state, rest = scan(state, take(inputs, slice(count * segment, None)))
-    return state, jax.tree.map(lambda *parts: jnp.concatenate(parts), first, rest)
+    if every is None or every >= count:
+        state, outputs = scan(state, inputs)
+    else:
+        whole = count // every * every
+        parts = jax.tree.map(lambda leaf: leaf[:whole].reshape(-1, every, *leaf.shape[1:]), inputs)
+        state, first = lax.scan(jax.checkpoint(scan, prevent_cse=False), state, parts)
+        outputs = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), first)
+        if whole < count:
+            state, rest = scan(state, take(inputs, slice(whole, None)))
+            outputs = jax.tree.map(lambda *part: jnp.concatenate(part), outputs, rest)
+    if output_fn is not None:
+        return outputs
+    return eqx.tree_at(lambda o: o.state, outputs, state, is_leaf=lambda leaf: leaf is None)
+
+
+def belief(filt: AbstractFilter, output: FilterOutput) -> Embedding:
+    """Embed the belief of a step, or the beliefs of a run as a batch `[T, n]`.
+
+    The points are the training states, their successors for the estimator `"prior"` and for a
+    `ConditionalEmbeddingFilter`, and the centers of the cells or the landmarks for moments.
+    """
+    return filt.embed(output.weights)
+
+
+def state_mean(filt: AbstractFilter, output: FilterOutput) -> Any:
+    """Return the mean state under the belief of a step, or of each step of a run `[T, ...]`.
+
+    For moments it is the mean of `MomentMaps.function` over the whole training sample.
+    """
+    return filt.mean(output.weights)
+
+
+def predict(
+    filt: AbstractFilter, output: FilterOutput, steps: int = 1, *, controls: Points | None = None
+) -> FilterOutput:
+    """Predict the state `steps` transitions after a belief: that many steps without observations.
+
+    **Arguments:** `output` of a step, or of a run or batch with leading axes; `steps` >= 1
+    (static); `controls` `[steps, ...]`, the first at the time of the belief.
+
+    **Returns:** the `FilterOutput` of the last of these steps. `belief` and `state_mean` read it.
+    """
+    return _predict(filt, output, as_count(steps, "steps"), controls)
+
+
+@eqx.filter_jit
+def _predict(filt: AbstractFilter, output: FilterOutput, steps: int, controls: Points | None):
+    inputs = filt.encode_controls(controls, steps)
+
+    def ahead(weights):
+        for index in range(steps):
+            control = take(inputs, index)
+            state = filt.advance(weights, control)
+            result = filt.update(state, None, control, jnp.asarray(False))[1]
+            weights = result.weights
+        return result
+
+    for _ in range(output.predictive_value.ndim):
+        ahead = jax.vmap(ahead)
+    return ahead(output.weights)

@@ -1,5 +1,6 @@
 r"""Conditional embeddings $\mu_{Y|x} = C_{Y|X} \phi(x)$: ridge regression from points to embeddings."""
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import equinox as eqx
@@ -15,8 +16,8 @@ from .._checks import (
     without_padding,
 )
 from .._numerics import AbstractFactor
-from .._typing import Array, ArrayLike, Float, Point, PointFunction, Points
-from ..embedding import CrossCovariance, Embedding, expectation
+from .._typing import Array, ArrayLike, Float, Int, Point, PointFunction, Points
+from ..embedding import CrossCovariance, Embedding, JointEmbedding, expectation
 from ..features import (
     AbstractFeatures,
     ConjugateGradient,
@@ -25,18 +26,18 @@ from ..features import (
     fit_features,
     lazy_gram,
 )
-from ..kernels import AbstractKernel, TensorProduct, as_kernel
-from . import _moment_rules as moment_rules
-from ._moment_rules import MomentModel
+from ..kernels import TensorProduct, as_kernel
+from ._model import AbstractConditional, prior_coordinates
+from ._sample import AbstractSampleEmission
 
 
-class ConditionalEmbedding(eqx.Module):
-    r"""A fitted conditional embedding operator $\hat C_{Y|X} = \Phi (K + n \lambda I)^{-1} \Upsilon^\top$ of P(Y | X).
+class ConditionalEmbedding(AbstractSampleEmission, AbstractConditional):
+    r"""A fitted operator $\hat C_{Y|X} = \Phi (K + n \lambda I)^{-1} \Upsilon^\top$ of P(Y | X).
 
-    - `features_x`, `features_y`: the training pairs with their Gram matrices or low-rank features.
+    - `features_x`, `features_y`: the training pairs with their Gram matrices or features.
     - `regularizer`: the ridge lambda; `factor`: the factored `K + n lambda I`.
 
-    It caches what its kernels imply: fit anew (inside the loss) rather than replace a kernel in it.
+    It stores what its kernels imply. To change a kernel, fit again (inside the loss).
     """
 
     features_x: AbstractFeatures
@@ -45,24 +46,73 @@ class ConditionalEmbedding(eqx.Module):
     factor: AbstractFactor
 
     @property
-    def kernel_x(self) -> AbstractKernel:
-        """Kernel of the conditioning variable."""
-        return self.features_x.kernel
-
-    @property
-    def kernel_y(self) -> AbstractKernel:
-        """Kernel of the conditioned variable."""
-        return self.features_y.kernel
-
-    @property
-    def x(self) -> Points:
-        """Training points of the conditioning variable."""
-        return self.features_x.points
-
-    @property
     def y(self) -> Points:
         """Training points of the conditioned variable."""
         return self.features_y.points
+
+    # What the rules need beside `AbstractSampleEmission`: see `AbstractConditional`.
+
+    def sample(self) -> tuple[AbstractFeatures, AbstractFeatures]:
+        return self.features_x, self.features_y
+
+    def likelihood(self, coordinates: Float[Array, " q"]) -> Float[Array, " n"]:
+        return self.features_y.to_sample(coordinates[None])[0]
+
+    def posterior(
+        self,
+        weights: Float[Array, " n"],
+        coordinates: Float[Array, "b q"],
+        regularizer: Float[Array, ""],
+        importance: bool,
+    ) -> Float[Array, "b n"]:
+        if importance:
+            return self.features_y.importance_posterior(weights, coordinates, regularizer)
+        return self.features_y.posterior(weights, coordinates, regularizer)[0]
+
+    def ratio(
+        self,
+        weights: Float[Array, " n"],
+        coordinates: Float[Array, "b q"],
+        regularizer: Float[Array, ""],
+        importance: bool,
+    ) -> Float[Array, "b n"]:
+        if importance:
+            return self.features_y.importance_values(weights, coordinates, regularizer)
+        return self.features_y.posterior(weights, coordinates, regularizer)[1]
+
+    def regress(
+        self, ratio: Float[Array, "b n"], adjoint: Callable[[Array], Array], positive: bool = False
+    ) -> Float[Array, "b m"]:
+        ratio = jnp.maximum(ratio, 0) if positive else ratio
+        return adjoint(self.factor.solve(self.features_x.from_sample(ratio).T).T)
+
+    def restrict(
+        self, index: Int[Array, " k"], coordinates: Float[Array, "b q"]
+    ) -> tuple["ConditionalEmbedding", Float[Array, "b s"]]:
+        part, coordinates = self.features_y.restrict(index, coordinates)
+        return eqx.tree_at(lambda m: m.features_y, self, part), coordinates
+
+    def embed_y(self, weights: Float[Array, "*b n"]) -> Embedding:
+        return Embedding(self.kernel_y, self.y, weights)
+
+    def embed_pairs(self, weights: Float[Array, "*b n"]) -> JointEmbedding:
+        return JointEmbedding(self.kernel_x, self.kernel_y, self.x, self.y, weights, True)
+
+    def embed_prior_and_y(self, prior: Embedding) -> JointEmbedding:
+        operator = self.weights(prior_coordinates(self.features_x, prior))
+        weights = prior.weights[..., :, None] * operator
+        return JointEmbedding(self.kernel_x, self.kernel_y, prior.points, self.y, weights, False)
+
+    def outputs(self, features: AbstractFeatures) -> Float[Array, "n r"]:
+        return features.coordinates(self.y)
+
+    def observation_factor(self, regularizer: Float[Array, ""]) -> AbstractFactor:
+        return self.features_y.ridge(regularizer)
+
+    def from_observation(
+        self, factor: AbstractFactor, coordinates: Float[Array, " q"]
+    ) -> Float[Array, " n"]:
+        return self.features_y.ridge_weights(factor, coordinates[None])[0]
 
 
 def fit_conditional(
@@ -77,28 +127,26 @@ def fit_conditional(
     solver: ConjugateGradient | None = None,
     mask: ArrayLike | None = None,
 ) -> ConditionalEmbedding:
-    r"""Fit $\hat C_{Y|X} = \Phi (K + n \lambda I)^{-1} \Upsilon^\top$ to n pairs (S13 eq 10; F11 writes $n \varepsilon$ as here).
+    r"""Fit $\hat C_{Y|X} = \Phi (K + n \lambda I)^{-1} \Upsilon^\top$ to n pairs (S13 eq 10).
 
     **Arguments:**
 
-    - `kernel_x`, `kernel_y`: kernels of the conditioning and of the conditioned variable, or callables of two points.
+    - `kernel_x`, `kernel_y`: kernels of the two variables, or callables of two points.
     - `x`, `y`: samples `[n, ...]` of pairs.
-    - `regularizer`: lambda > 0. The matrix inverted is `K + n regularizer I`; S13 prints `K + lambda I`, so
-      lambda_S13 = n regularizer.
-    - `landmarks_x`, `landmarks_y`: None for exact Gram matrices, an integer r for r greedy landmarks, `Landmarks`, or
-      `RandomFourier` of random Fourier features (`random_fourier`).
+    - `regularizer`: lambda > 0 in `K + n regularizer I`, as in F11. S13 prints `K + lambda I`, so
+      its lambda is n times the regularizer.
+    - `landmarks_x`, `landmarks_y`: None for exact Gram matrices, a rank, `Landmarks`, or
+      `RandomFourier` features.
+    - `mask`: `[n]`, False where a pair is padding. Padding may hold anything and gets weight 0.
+    - `solver`: `ConjugateGradient()` where n x n matrices do not fit. The solution is exact, and
+      neither Gram matrix is formed.
 
-    - `mask`: `[n]`, False where a pair is padding, so that samples of several sizes share one compiled program. Padding
-      may hold anything. The model is that of the other pairs, with weight 0 on padding.
-    - `solver`: None to factor; `ConjugateGradient()` where n x n matrices do not fit: exact without forming the Gram
-      matrix of x, nor (unless `landmarks_y` are given) that of y, which only Bayes' rule would need.
+    **Returns:** a `ConditionalEmbedding`. Cost O(n^3), memory O(n^2); with landmarks O(n r^2) and
+    O(n r). With a `solver` a rule on b points costs O(n^2 (d + b)) an iteration;
+    `model.factor.diagnose(model.features_x.coordinates(x).T)` reports on the solve.
 
-    **Returns:** a `ConditionalEmbedding`. Cost O(n^3) and memory O(n^2) exact; O(n r^2) and O(n r) with landmarks. With a
-    `solver` fitting costs O(n r^2), and each call of a rule on b points O(n^2 (d + b)) an iteration, memory
-    O(n (block + r + b)); `model.factor.diagnose(model.features_x.coordinates(x).T)` reports on the solve.
-
-    **Raises:** `ValueError` for empty, unpaired or non-finite samples, a dtype outside a kernel's domain, or a regularizer
-    that is not positive. (Traced data with NaN raises when the compiled program runs.)
+    **Raises:** `ValueError` for empty, unpaired or non-finite samples, points outside a kernel's
+    domain, and a regularizer that is not positive. Traced data with NaN raises at run time.
     """
     kernel_x, kernel_y = as_kernel(kernel_x), as_kernel(kernel_y)
     x, y = as_points(x, "x"), as_points(y, "y")
@@ -107,11 +155,9 @@ def fit_conditional(
         mask = as_mask(mask, size(x), "mask")
         if solver is not None:
             raise ValueError(
-                "Padding is for many small problems, a `solver` for one large one: give no `mask` with it."
+                "A `mask` is for many small problems, a `solver` for one large one: give one."
             )
-    x, y = (
-        check_finite(without_padding(points, mask), name) for points, name in ((x, "x"), (y, "y"))
-    )
+    x, y = check_finite(without_padding(x, mask), "x"), check_finite(without_padding(y, mask), "y")
     kernel_x.check(x, "x")
     kernel_y.check(y, "y")
     if solver is None:
@@ -120,100 +166,110 @@ def fit_conditional(
         features_x = lazy_gram(kernel_x, x, solver)
     else:
         raise ValueError(
-            "`landmarks_x` approximate the Gram matrix, a `solver` is for the exact one: give one of them. The landmarks of "
-            "the preconditioner are `ConjugateGradient(landmarks=...)`."
+            "`landmarks_x` approximate the Gram matrix, a `solver` is for the exact one: give one "
+            "of them. The preconditioner has its own, `ConjugateGradient(landmarks=...)`."
         )
     if solver is None or landmarks_y is not None:
         features_y = fit_features(kernel_y, y, landmarks_y, mask)
     else:
         features_y = lazy_gram(kernel_y, y, ConjugateGradient(rank=0, block=solver.block))
     regularizer = as_regularizer(regularizer, "regularizer", features_x.dtype)
-    return ConditionalEmbedding(features_x, features_y, regularizer, features_x.ridge(regularizer))
+    factor = features_x.ridge(regularizer)
+    return ConditionalEmbedding(features_x, features_y, regularizer, factor)
 
 
-def condition(model: ConditionalEmbedding | MomentModel, x: Point | Points) -> Embedding:
-    r"""Embedding of P(Y | X = x), $\hat\mu_{Y|x} = \sum_i \beta_i(x) \phi(y_i)$, $\beta(x) = (K + n \lambda I)^{-1} k(X, x)$
-    (S13 eq 11).
+def condition(model: AbstractConditional, x: Point | Points) -> Embedding:
+    r"""Embed P(Y | X = x), $\hat\mu_{Y|x} = \sum_i \beta_i(x) \phi(y_i)$ (S13 eq 11).
+
+    $\beta(x) = (K + n \lambda I)^{-1} k(X, x)$. The weights sum to nearly, not exactly, 1.
 
     **Arguments:** `x`, one point or a batch `[b, ...]`.
 
-    **Returns:** an `Embedding` on the training y with weights `[n]`, or `[b, n]` for a batch. The weights sum to nearly,
-    not exactly, 1. Cost O(b n^2) exact, O(b n r) with landmarks.
+    **Returns:** an `Embedding` on the training y (on the landmarks of y for moments), weights
+    `[n]` or `[b, n]`. Cost O(b n^2) exact, O(b n r) with landmarks.
     """
-    if isinstance(model, MomentModel):
-        return moment_rules.condition(model, x)
     coordinates, single = checked_coordinates(model.features_x, x, "x")
-    return _on_y(model, model.features_x.ridge_weights(model.factor, coordinates), single)
+    weights = model.weights(coordinates)
+    return model.embed_y(weights[0] if single else weights)
 
 
 def condition_centered(
-    model: ConditionalEmbedding, x: Point | Points, *, form: Literal["affine", "printed"] = "affine"
+    model: AbstractConditional,
+    x: Point | Points,
+    *,
+    estimator: Literal["affine", "song2009"] = "affine",
 ) -> Embedding:
-    r"""The 2009 conditional embedding, from centered features with $H = I - 1 1^\top / n$.
+    r"""Embed P(Y | X = x) by the 2009 estimator, with $H = I - 1 1^\top / n$.
 
-    - `"affine"` (default): $\beta(x) = 1/n + (H K H + n \lambda I)^{-1} H (k(X, x) - K 1 / n)$. Ridge regression with an
-      intercept; the weights sum to 1.
-    - `"printed"`: $\beta(x) = (H K + n \lambda I)^{-1} H k(X, x)$ (S09 theorem 5). It omits both means, so its weights
-      sum to 0 and it is not an embedding of P(Y | x); for fidelity to the paper.
+    - `"affine"`: $\beta(x) = 1/n + (H K H + n \lambda I)^{-1} H (k(X, x) - K 1 / n)$. Ridge
+      regression with an intercept; the weights sum to 1.
+    - `"song2009"`: $\beta(x) = (H K + n \lambda I)^{-1} H k(X, x)$ (S09 theorem 5, as printed).
+      It leaves out both means. Its weights sum to 0, and it embeds no distribution.
 
-    Arguments, returns and cost as `condition`, plus the factorization of the centered matrix on each call.
+    Arguments, result and cost are those of `condition`, plus one factorization in each call.
+
+    **Raises:** `ValueError` for an unknown estimator, and for a model of moments.
     """
-    if form not in ("affine", "printed"):
-        raise ValueError(f"`form` must be 'affine' or 'printed', got {form!r}.")
-    if isinstance(model, MomentModel):
-        raise ValueError(
-            "`condition_centered` needs the sample: use a model of `fit_conditional` with landmarks, or `condition`."
-        )
-    coordinates, single = checked_coordinates(model.features_x, x, "x")
-    factor = model.features_x.ridge(model.regularizer, centered=True)
-    return _on_y(model, centred_weights(model.features_x, factor, coordinates, form), single)
+    check_centered(estimator)
+    features = model.sample()[0]
+    coordinates, single = checked_coordinates(features, x, "x")
+    factor = features.ridge(model.regularizer, centered=True)
+    weights = centered_weights(features, factor, coordinates, estimator)
+    return model.embed_y(weights[0] if single else weights)
 
 
-def centred_weights(
+def check_centered(estimator: str) -> None:
+    """Raise a `ValueError` for an unknown centered estimator."""
+    if estimator not in ("affine", "song2009"):
+        raise ValueError(f"`estimator` must be 'affine' or 'song2009', got {estimator!r}.")
+
+
+def centered_weights(
     features: AbstractFeatures,
     factor: AbstractFactor,
     coordinates: Float[Array, "b r"],
-    form: Literal["affine", "printed"],
+    estimator: str,
 ) -> Float[Array, "b n"]:
-    """Weights of the 2009 estimator for each code; `factor` is `features.ridge(regularizer, centered=True)`."""
-    if form == "affine":
+    """Weights of the 2009 estimator; `factor` is `features.ridge(regularizer, centered=True)`."""
+    affine = estimator == "affine"
+    if affine:
         coordinates = coordinates - features.mean_coordinates()
     weights = features.ridge_weights(factor, features.center(coordinates))
     weights = weights - jnp.sum(weights, axis=-1, keepdims=True) * features.uniform
-    return weights + features.uniform if form == "affine" else weights
+    return weights + features.uniform if affine else weights
 
 
 def conditional_expectation(
-    model: ConditionalEmbedding, function: PointFunction, x: Point | Points
+    model: AbstractConditional, function: PointFunction, x: Point | Points
 ) -> Any:
-    r"""Estimate of $E[f(Y) | X = x]$, $\sum_i \beta_i(x) f(y_i)$ (S13 section 3.2): kernel ridge regression of f(Y) on X.
+    r"""Estimate $E[f(Y) | X = x] = \sum_i \beta_i(x) f(y_i)$ by kernel ridge regression.
 
     **Arguments:** `function` of one point y with values of any shape; `x`, one point or a batch.
-    **Returns:** `[*shape]`, or `[b, *shape]`. Cost as `condition`.
+    **Returns:** `[*shape]` or `[b, *shape]`. Cost as `condition` (S13 section 3.2).
     """
     return expectation(condition(model, x), function)
 
 
-def conditional_cross_covariance(model: ConditionalEmbedding, x: Point | Points) -> CrossCovariance:
-    r"""Conditional cross-covariance operator $C_{YZ|x} = \mu_{YZ|x} - \mu_{Y|x} \otimes \mu_{Z|x}$ (S09 eq 9).
+def conditional_cross_covariance(model: AbstractConditional, x: Point | Points) -> CrossCovariance:
+    r"""Embed the covariance of Y and Z given x, $\mu_{YZ|x} - \mu_{Y|x} \otimes \mu_{Z|x}$.
 
-    In weights, $B = \operatorname{diag}(\beta) - \beta \beta^\top$ with $\beta = \beta(x)$ of `condition`.
+    In weights, $B = \operatorname{diag}(\beta) - \beta \beta^\top$ with $\beta$ of `condition`
+    (S09 eq 9).
 
-    **Arguments:** `model` of P((Y, Z) | X), fitted with `kernel_y = TensorProduct((kernel_y, kernel_z))` and `(y, z)` as
-    its second sample; `x`, one point or a batch.
+    **Arguments:** `model` of P((Y, Z) | X), fitted with `kernel_y = TensorProduct((ky, kz))` and
+    `y = (y, z)`; `x`, one point or a batch.
 
-    **Returns:** a `CrossCovariance`: `covariance(c, f, g)` is Cov[f(Y), g(Z) | x], and `squared_hs_norm(c)`,
-    $\operatorname{tr}(B L B U)$, measures the dependence of Y and Z at x.
+    **Returns:** a `CrossCovariance` c. `covariance(c, f, g)` is Cov[f(Y), g(Z) | x], and
+    `squared_hs_norm(c)` measures the dependence of Y and Z at x.
+
+    **Raises:** `ValueError` for a model of anything but pairs.
     """
     kernel = model.kernel_y
     if not isinstance(kernel, TensorProduct) or len(kernel.kernels) != 2:
         raise ValueError(
-            "`conditional_cross_covariance` needs a model of pairs (y, z): fit it with kernel_y = TensorProduct((ky, kz)) "
-            "and y = (y, z)."
+            "`conditional_cross_covariance` needs a model of pairs (y, z): fit it with "
+            "kernel_y = TensorProduct((ky, kz)) and y = (y, z)."
         )
-    y, z = model.y
-    return CrossCovariance(*kernel.kernels, y, z, condition(model, x).weights)
-
-
-def _on_y(model: ConditionalEmbedding, weights: Float[Array, "b n"], single: bool) -> Embedding:
-    return Embedding(model.kernel_y, model.y, weights[0] if single else weights)
+    embedding = condition(model, x)
+    y, z = embedding.points
+    return CrossCovariance(*kernel.kernels, y, z, embedding.weights)

@@ -15,15 +15,16 @@ import jax.numpy as jnp
 from .._checks import as_count, as_mask, as_points, check_alike, check_same_size, size
 from .._numerics import matmul, psd_factor, safe_sqrt
 from .._typing import Array, ArrayLike, Float, Points
-from ..embedding import Embedding, embed, mean, squared_mmd
+from ..embedding import Embedding, embed, squared_mmd
 from ..features import AbstractFeatures, DenseGram, LazyGram
-from ..filtering import AbstractFilter, MomentFilter, filter
+from ..filtering import AbstractFilter, FilterOutput, belief, run_filter, state_mean
 from ..kernels import AbstractKernel, as_kernel, gram_matvec
-from ..rules import ConditionalEmbedding, MomentModel, bayes_rule, condition, ravel_point
+from ..moments import ravel_point
+from ..rules import AbstractConditional, bayes_rule, condition
 
 
 def regression_loss(
-    model: ConditionalEmbedding | MomentModel, x: Points, y: Points, *, kernel: Any = None
+    model: AbstractConditional, x: Points, y: Points, *, kernel: Any = None
 ) -> Float[Array, ""]:
     r"""Vector-valued regression loss on held-out pairs, $\frac1m \sum_i | \phi(y_i) - \hat\mu_{Y|x_i} |^2$ (S13, figure 6).
 
@@ -54,7 +55,7 @@ def _errors(beliefs: Embedding, points: Points, kernel: Any, name: str) -> Float
 
 
 def leave_out_loss(
-    model: ConditionalEmbedding | MomentModel, *, block: int = 1, kernel: Any = None
+    model: AbstractConditional, *, block: int = 1, kernel: Any = None
 ) -> Float[Array, ""]:
     r"""Leave-one-out (or leave-block-out) regression loss of a fitted model, without refitting:
 
@@ -75,12 +76,9 @@ def leave_out_loss(
     **Raises:** `ValueError` if `block` does not divide n, for padded data with `block` > 1, for moments, which hold no pairs, or a
     model without a factor.
     """
-    if isinstance(model, MomentModel):
-        raise ValueError(
-            "Moments do not hold the training pairs: use `regression_loss` on held-out pairs, or fit with `fit_conditional` "
-            "and landmarks."
-        )
-    features, count = model.features_x, as_count(block, "block", model.x, "model.x")
+    features, coordinates = model.sample()
+    x, y = features.points, coordinates.points
+    count = as_count(block, "block", x, "model.x")
     if isinstance(features, LazyGram):
         raise ValueError(
             "Leaving out needs a factored Gram matrix: fit the model without a `solver`, or with landmarks."
@@ -91,18 +89,18 @@ def leave_out_loss(
         )
     # Where nothing is left to learn from, the prediction is 0 for any ridge.
     ridge = jnp.where(features.count > count, features.count - count, 1) * model.regularizer
-    coordinates, of_features = model.features_y, kernel is None
+    of_features = kernel is None
     kernel = model.kernel_y if kernel is None else as_kernel(kernel)
     if of_features and not isinstance(coordinates, (DenseGram, LazyGram)):
         errors = jnp.sum(_left_out(features, ridge, count)(coordinates.matrix) ** 2, axis=-1)
     elif isinstance(features, DenseGram):
         residual = _left_out(features, ridge, count)(jnp.eye(features.size, dtype=features.dtype))
         errors = jnp.sum(
-            matmul(residual, kernel.gram(model.y, model.y).astype(residual.dtype)) * residual,
+            matmul(residual, kernel.gram(y, y).astype(residual.dtype)) * residual,
             axis=-1,
         )
     else:
-        errors = _low_rank_errors(features, ridge, count, kernel, model.y)
+        errors = _low_rank_errors(features, ridge, count, kernel, y)
     return jnp.sum(features.uniform * errors)
 
 
@@ -184,13 +182,13 @@ def _low_rank_errors(
 
 
 def marginal_loss(
-    model: ConditionalEmbedding | MomentModel,
+    model: AbstractConditional,
     x: Points,
     y: Points,
     *,
     regularizer: ArrayLike,
     kernel: Any,
-    form: Literal["a", "b", "importance"] = "b",
+    estimator: Literal["pairs", "prior", "importance"] = "pairs",
     prior: Embedding | None = None,
     **options: Any,
 ) -> Float[Array, ""]:
@@ -201,7 +199,7 @@ def marginal_loss(
     **Arguments:**
 
     - `model` of P(Y | X), fitted on other pairs; `x`, `y` `[m, ...]`: held-out pairs. Use it with `cross_validate`.
-    - `regularizer`, `form` and `options`: of `bayes_rule`.
+    - `regularizer`, `estimator` and `options`: of `bayes_rule`.
     - `kernel` of x that measures the discrepancy, fixed: in the model's own, as printed in the paper, the widest wins.
     - `prior`: by default the training marginal of x.
 
@@ -210,14 +208,10 @@ def marginal_loss(
     """
     x, y = as_points(x, "x"), as_points(y, "y")
     check_same_size(x, "x", y, "y")
-    if prior is None and isinstance(model, MomentModel):
-        raise ValueError(
-            "Moments do not hold the training points of x: give `marginal_loss` a `prior`."
-        )
     if prior is None:
-        features = model.features_x  # pyright: ignore[reportAttributeAccessIssue] (no moments here)
+        features = model.sample()[0]
         prior = Embedding(features.kernel, features.points, features.uniform)
-    posterior = bayes_rule(model, prior, y, regularizer=regularizer, form=form, **options)
+    posterior = bayes_rule(model, prior, y, regularizer=regularizer, estimator=estimator, **options)
     kernel = as_kernel(kernel)
     average = Embedding(kernel, posterior.points, jnp.mean(posterior.weights, axis=0))
     return squared_mmd(average, embed(kernel, x))
@@ -233,8 +227,8 @@ def filter_loss(
     counted: ArrayLike | None = None,
     burn_in: int = 0,
     kernel: Any = None,
-    decode: Callable[[Embedding], Points] = mean,
-    segment: int | None = None,
+    decode: Callable[[Embedding], Points] | None = None,
+    checkpoint_every: int | None = None,
 ) -> Float[Array, ""]:
     r"""Error of a filter on a held-out sequence: squared distance of the decoded belief to the state, mean over time.
 
@@ -247,8 +241,8 @@ def filter_loss(
     - `observed`: mask `[T]` of observations that were made; `counted`: mask `[T]` of the steps that enter the mean (padding of
       sequences of unequal length, unlabeled states); the first `burn_in` steps do not.
     - `kernel` of the states, fixed: measure in its RKHS, where a belief with two modes is not punished for its mean.
-    - `decode`: from the embedding of a belief to a point, the mean by default. A `MomentFilter` gives its `expectation`.
-    - `segment`: for long sequences, see `filter`.
+    - `decode`: from the embedding of a belief to a point; `state_mean` by default.
+    - `checkpoint_every`: for long sequences, see `run_filter`.
 
     **Returns:** a scalar. Cost that of `filter`; with a `kernel`, O(T n^2) more. **Raises:** `ValueError` as `filter`, and for
     states of another kind or number.
@@ -258,33 +252,34 @@ def filter_loss(
     count = size(states)
     counted = as_mask(counted, count, "counted") & (jnp.arange(count) >= burn_in)
 
-    read = _Estimate(filt, decode) if kernel is None else None
-    steps = filter(
-        filt, observations, controls=controls, observed=observed, read=read, segment=segment
+    output_fn = _Estimate(filt, decode) if kernel is None else None
+    run = run_filter(
+        filt,
+        observations,
+        controls=controls,
+        observed=observed,
+        output_fn=output_fn,
+        checkpoint_every=checkpoint_every,
     )
     if kernel is None:
-        errors = _squared_errors(steps, states)
+        errors = _squared_errors(run, states)
     else:
-        errors = _errors(_belief(filt, steps), states, kernel, "states")
+        errors = _errors(belief(filt, run), states, kernel, "states")
     # Where nothing is counted neither value nor gradient may depend on what stands there.
     errors = jnp.where(counted, errors, 0)
     return jnp.sum(errors) / jnp.maximum(jnp.sum(counted), 1).astype(errors.dtype)
 
 
 class _Estimate(eqx.Module):
-    """The point read off a step. It holds the filter's arrays as a tree: a closure over them would be a new program at each call."""
+    """The point read off a step, with the filter as a pytree: a closure would compile each time."""
 
     filt: AbstractFilter
-    decode: Callable[[Embedding], Points]
+    decode: Callable[[Embedding], Points] | None
 
-    def __call__(self, step: Any) -> Points:
-        if isinstance(self.filt, MomentFilter):
-            return self.filt.expectation(step)
-        return self.decode(_belief(self.filt, step))
-
-
-def _belief(filt: AbstractFilter, step: Any) -> Embedding:
-    return filt.belief(step if isinstance(filt, MomentFilter) else step.weights)  # pyright: ignore[reportAttributeAccessIssue]
+    def __call__(self, output: FilterOutput) -> Points:
+        if self.decode is None:
+            return state_mean(self.filt, output)
+        return self.decode(belief(self.filt, output))
 
 
 def _squared_errors(estimates: Points, states: Points) -> Float[Array, " T"]:

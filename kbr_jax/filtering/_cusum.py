@@ -1,0 +1,218 @@
+"""A filter that is restarted when an alternative explains the observations better."""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from .._checks import as_fraction, as_positive, as_regularizer, check_same_size, fill, take
+from .._numerics import AbstractFactor
+from .._typing import Array, ArrayLike, Bool, Float, Point, Points
+from ..embedding import Embedding
+from ..kernels import as_kernel
+from ..rules import Clipping
+from ._base import AbstractFilter, AbstractSmoother, FilterOutput
+from ._discriminant import DiscriminantLikelihood, fit_discriminant
+from ._kernel_bayes import KernelBayesFilter, KernelBayesState
+from ._known import as_function
+
+
+class CusumState(eqx.Module):
+    """The state of the base filter, and the cumulative sum against its belief."""
+
+    base: KernelBayesState
+    cusum: Float[Array, ""]
+
+
+class CusumRestartFilter(AbstractFilter):
+    r"""A kernel Bayes filter that leaves a wrong belief. Fit it with `fit_cusum_restart`.
+
+    Where two states look alike, a filter that follows the wrong one is not contradicted by its
+    kernel on observations. Here every observation o proposes an alternative:
+
+    - Its own embedding $v = (K + n \varepsilon I)^{-1} k(O, o)$, clipped, and without the training
+      states near the estimate $\hat s$ (see `exclusion`), is a prior. Bayes' rule with o gives the
+      alternative belief, decoded as $\hat r$.
+    - Page's CUSUM test compares the two: $S \leftarrow \max(0, S + \ell(\hat r; y) - \ell(\hat s; y)
+      - \text{slack})$ with the `DiscriminantLikelihood` of the features y of o. A missing
+      observation, or one without an alternative, leaves S as it is.
+    - When S exceeds `threshold` the alternative replaces the belief, S is 0 again, and
+      `FilterOutput.restarted` is true. `predicted` is then the prior of the alternative, and
+      `predictive_value` that of the prediction that failed.
+
+    Until a restart the beliefs are those of `base`, exactly. Inputs, smoothing, gaps and moments
+    with cells work as in `base`. Cost of a step: about twice that of `base`, plus O(n^2).
+    """
+
+    base: KernelBayesFilter
+    discriminant: DiscriminantLikelihood
+    factor: AbstractFactor | None
+    points: Points
+    template: Point
+    features: Callable[[Point], Array]
+    decode: Callable[[Embedding], Point] = eqx.field(static=True)
+    exclusion: Float[Array, ""]
+    slack: Float[Array, ""]
+    threshold: Float[Array, ""]
+
+    def init(self, prior: Embedding | None) -> CusumState:
+        return self._fresh(self.base.init(prior))
+
+    def _fresh(self, state: KernelBayesState) -> CusumState:
+        return CusumState(state, jnp.zeros((), state.weights.dtype))
+
+    def encode(self, observations: Points, observed: ArrayLike | None) -> tuple[Any, Array]:
+        codes, observed = self.base.encode(observations, observed)
+        filled = fill(jax.tree.map(jnp.asarray, observations), observed, self.template)
+        return (codes, self.discriminant.project(jax.vmap(self.features)(filled))), observed
+
+    def encode_controls(self, controls: Points | None, count: int) -> Any:
+        return self.base.encode_controls(controls, count)
+
+    def start(self, code: Any, regularizer: Array) -> tuple[Any, Float[Array, " n"], Array]:
+        return self.base.start(code[0], regularizer)
+
+    def advance(self, weights: Any, control: Any) -> CusumState:
+        return self._fresh(self.base.advance(weights, control))
+
+    def embed(self, weights: Any) -> Embedding:
+        return self.base.embed(weights)
+
+    def mean(self, weights: Any) -> Any:
+        return self.base.mean(weights)
+
+    def smoother(self, points: Points) -> AbstractSmoother:
+        return self.base.smoother(points)
+
+    def update(
+        self, state: CusumState, code: Any, control: Any, observed: Bool[Array, ""]
+    ) -> tuple[CusumState, FilterOutput]:
+        if code is None:
+            following, output = self.base.update(state.base, None, control, observed)
+            return CusumState(following, state.cusum), output
+        code, projected = code
+        output = self.base.update(state.base, code, control, observed)[1]
+        estimate = self.decode(self.base.embed(output.weights))
+        near = _near(self.discriminant.kernel, estimate, self.points, self.exclusion)
+        other, prior, exists = alternative(self.base, self.factor, code, near)
+        gain = self._log_likelihood(other, projected) - self.discriminant.log_likelihood(
+            estimate, projected
+        )
+        cusum = jnp.maximum(state.cusum + (gain - self.slack).astype(state.cusum.dtype), 0)
+        tested = observed & exists
+        cusum = jnp.where(tested, cusum, state.cusum)
+        restart = tested & (cusum > self.threshold)
+
+        def chosen(new, old):
+            return jax.tree.map(lambda a, b: jnp.where(restart, a, b), new, old)
+
+        weights = chosen(other, output.weights)
+        output = FilterOutput(
+            weights,
+            chosen(prior, output.predicted),
+            output.predictive_value,
+            output.discarded,
+            restart,
+        )
+        following = self.base.advance(weights, control)
+        return CusumState(following, jnp.where(restart, 0, cusum)), output
+
+    def _log_likelihood(self, weights: Any, projected: Array) -> Float[Array, ""]:
+        return self.discriminant.log_likelihood(self.decode(self.base.embed(weights)), projected)
+
+
+def alternative(
+    base: KernelBayesFilter, factor: AbstractFactor | None, code: Any, near: Bool[Array, " m"]
+) -> tuple[Any, Float[Array, " n"], Bool[Array, ""]]:
+    """Belief and prior of one observation away from an estimate, and whether there is any."""
+    emission = base.emission
+    own = emission.as_weights(emission.from_observation(factor, code))
+    own = jnp.where(near, 0, jnp.maximum(own, 0))
+    clipping = Clipping(True, base.clipping.truncation, True)
+    prior = emission.clip_and_normalize(own, clipping)
+    belief = base.correct(prior, KernelBayesState(prior, None), code, True)[0]
+    return belief, prior, jnp.sum(own) > 0
+
+
+def _near(kernel: Any, estimate: Point, points: Points, exclusion: Array) -> Bool[Array, " m"]:
+    point = jax.tree.map(lambda leaf: leaf[None], estimate)
+    column = kernel.gram(point, points)[0]
+    return column > exclusion.astype(column.dtype) * kernel.diagonal(point)[0]
+
+
+def fit_cusum_restart(
+    base: KernelBayesFilter,
+    data: tuple[Points, Points],
+    features: Callable[[Point], Array],
+    decode: Callable[[Embedding], Point],
+    *,
+    kernel: Any,
+    regularizer: ArrayLike,
+    observation_regularizer: ArrayLike,
+    exclusion: ArrayLike = 0.05,
+    slack: ArrayLike = 3.0,
+    threshold: ArrayLike = 8.0,
+    **options: Any,
+) -> CusumRestartFilter:
+    r"""Learn which features of an observation expose a wrong belief.
+
+    **Arguments:**
+
+    - `base`: a filter of the estimator `"pairs"` or `"importance"`; moments need cells.
+    - `data`: training `(states, observations)` `[n, ...]` in order of time.
+    - `features`: function of one observation to `[p]` numbers, in which the true state and its
+      look-alikes differ somewhere: a color histogram, a bag of words. An `equinox.Module` if it has
+      parameters.
+    - `decode`: function of a belief (one `Embedding`) to a point, such as `kbr_jax.mean`.
+    - `kernel`, `regularizer`, `options`: of the regression from states to features, see
+      `fit_discriminant` (`degrees`, `num_directions`, `block_size`).
+    - `observation_regularizer`: epsilon > 0 of the alternatives' embedding.
+    - `exclusion`: in [0, 1). States whose `kernel` with the estimate is above this share of its
+      value at zero distance are near it.
+    - `slack` > 0: nats that an observation must say for the alternative to count at all.
+    - `threshold` > 0: nats, beyond the slacks, at which the belief is replaced. Take slack and
+      threshold from held-out runs with right and wrong starts.
+
+    Cost: n steps of Bayes' rule, and O(n^3).
+
+    **Raises:** `ValueError` for another estimator, plain moments, features that are not a vector,
+    and as `fit_discriminant`.
+    """
+    if base.estimator == "prior":
+        raise ValueError("`base` must have the estimator 'pairs' or 'importance', not 'prior'.")
+    if base.emission.features_x.mask is not None:
+        raise ValueError("`base` was fitted to padded data; fit it without a `mask`.")
+    kernel, function = as_kernel(kernel), as_function(features)
+    exclusion = as_fraction(exclusion, "exclusion")
+    states, observations = data
+    check_same_size(states, "data[0]", observations, "data[1]")
+    codes = base.encode(observations, None)[0]
+    dtype = base.emission.features_x.dtype
+    ridge = as_regularizer(observation_regularizer, "observation_regularizer", dtype)
+    factor = base.emission.observation_factor(ridge)
+    points = base.embed(base.emission.unchanged(base.emission.marginal())).points
+
+    def propose(inputs):
+        code, state = inputs
+        near = _near(kernel, state, points, exclusion)
+        return decode(base.embed(alternative(base, factor, code, near)[0]))
+
+    proposals = lax.map(propose, (codes, states))
+    values = jax.vmap(function)(observations)
+    return CusumRestartFilter(
+        base=base,
+        discriminant=fit_discriminant(
+            kernel, states, values, proposals, regularizer=regularizer, **options
+        ),
+        factor=factor,
+        points=points,
+        template=take(observations, 0),
+        features=function,
+        decode=decode,
+        exclusion=exclusion,
+        slack=as_positive(slack, "slack", scalar=True),
+        threshold=as_positive(threshold, "threshold", scalar=True),
+    )

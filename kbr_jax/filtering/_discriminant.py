@@ -1,0 +1,178 @@
+"""A discriminant between true states and look-alikes, with Student's likelihood."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from .._checks import (
+    as_count,
+    as_points,
+    as_positive,
+    as_regularizer,
+    check_alike,
+    check_finite,
+    check_same_size,
+    size,
+)
+from .._numerics import matmul, psd_factor
+from .._typing import Array, ArrayLike, Float, Int, Point, Points
+from ..kernels import AbstractKernel, as_kernel
+
+#: Share of the mean variance that is added to every direction of the residuals' covariance.
+SHRINKAGE = 1e-3
+
+
+class DiscriminantLikelihood(eqx.Module):
+    r"""Likelihood of a state in the features that tell it from an alternative.
+
+    Fit it with `fit_discriminant`. From training states $s_i$, features $y_i \in \mathbb R^p$ of the
+    observations, and for each i an alternative $r_i$: another state that the observation could be
+    taken for.
+
+    - Regression with kernel k, $A = G + n \varepsilon I$: $m(s) = \bar y + k(S, s)^\top A^{-1}
+      (Y - \bar y)$ with $\sigma^2(s) = k(s, s) + n \varepsilon - k(S, s)^\top A^{-1} k(S, s)$.
+    - Residuals of the truth $z_i = (y_i - m_{-i}(s_i)) / \sigma_{-i}(s_i)$, where $m_{-i}$ has not
+      seen the block of i in time, and of the alternative $z'_i = (y_i - m(r_i)) / \sigma(r_i)$.
+      Their second moments are C (with 1e-3 of its mean variance added to every direction) and C'.
+    - Directions: the generalized eigenvectors $C' v = g C v$, $v^\top C v = 1$, of the largest g.
+    - $\ell(s; y) = -\frac{\nu + 1}{2} \sum_v (1 - 1 / g_v)_+ \log(1 + u_v^2 / \nu)$ with
+      $u_v = v^\top (y - m(s)) / \sigma(s)$: Student's log-density of nu degrees of freedom, in the
+      directions where residuals of alternatives are larger. Differences are log-likelihood ratios.
+
+    Prediction errors in the other directions would hide what these directions say.
+    """
+
+    kernel: AbstractKernel
+    states: Points
+    center: Float[Array, " p"]
+    directions: Float[Array, "p d"]
+    ratios: Float[Array, " d"]
+    coefficients: Float[Array, "n d"]
+    inverse: Float[Array, "n n"]
+    noise: Float[Array, ""]
+    degrees: Float[Array, ""]
+
+    def project(self, features: Float[Array, "*batch p"]) -> Float[Array, "*batch d"]:
+        """Return what `log_likelihood` needs of the features of an observation."""
+        return matmul(features - self.center, self.directions)
+
+    def log_likelihood(self, state: Point, projected: Float[Array, " d"]) -> Float[Array, ""]:
+        """Return l(state; y) for the projected features of one observation. Cost O(n^2)."""
+        point = jax.tree.map(lambda leaf: leaf[None], state)
+        column = self.kernel.gram(point, self.states)
+        variance = _variances(self.kernel, point, column, self.inverse, self.noise)[0]
+        squares = (projected - matmul(column, self.coefficients)[0]) ** 2 / variance
+        shares = jnp.maximum(1 - 1 / self.ratios, 0)
+        return -0.5 * (self.degrees + 1) * jnp.sum(shares * jnp.log1p(squares / self.degrees))
+
+
+def fit_discriminant(
+    kernel: Any,
+    states: Points,
+    features: ArrayLike,
+    alternatives: Points,
+    *,
+    regularizer: ArrayLike,
+    degrees: ArrayLike = 3.0,
+    num_directions: int = 1,
+    block_size: int = 40,
+) -> DiscriminantLikelihood:
+    r"""Learn what tells true states from alternatives.
+
+    **Arguments:**
+
+    - `kernel`: kernel on states, or a callable of two points.
+    - `states`, `alternatives`: `[n, ...]`, in order of time; `features`: `[n, p]`.
+    - `regularizer`: epsilon > 0 in `G + n epsilon I`. Below about 1e-5 it needs float64.
+    - `degrees`: nu > 0. Fewer bound what a single observation can say.
+    - `num_directions`: number of directions (static), at most p.
+    - `block_size`: number of successive points left out together (static), at most n / 2: longer
+      than neighbors in time resemble each other.
+
+    Cost O(n^3) once, memory O(n^2).
+
+    **Raises:** `ValueError` for samples of different lengths or kinds, non-finite values, or
+    parameters out of range.
+    """
+    kernel = as_kernel(kernel)
+    states, alternatives = as_points(states, "states"), as_points(alternatives, "alternatives")
+    features = _as_features(features, states)
+    check_alike(alternatives, "alternatives", states, "states")
+    check_same_size(alternatives, "alternatives", states, "states")
+    kernel.check(states, "states")
+    n, dtype = size(states), features.dtype
+    count = as_count(num_directions, "num_directions", features.T, "features of one observation")
+    if 2 * as_count(block_size, "block_size") > n:
+        raise ValueError(
+            f"`block_size` must leave at least half of the {n} training points, got {block_size}."
+        )
+    noise = n * as_regularizer(regularizer, "regularizer", dtype)
+    center = jnp.mean(features, axis=0)
+    inverse = psd_factor(kernel.gram(states, states), noise).solve(jnp.eye(n, dtype=dtype))
+    coefficients = matmul(inverse, features - center)
+    own = _held_out(inverse, coefficients, block_size)
+    columns = kernel.gram(alternatives, states)
+    variances = _variances(kernel, alternatives, columns, inverse, noise)
+    others = (features - center - matmul(columns, coefficients)) / jnp.sqrt(variances)[:, None]
+    ratios, vectors = _largest_ratios(own, others, count)
+    return DiscriminantLikelihood(
+        kernel=kernel,
+        states=states,
+        center=center,
+        directions=vectors,
+        ratios=ratios,
+        coefficients=matmul(coefficients, vectors),
+        inverse=inverse,
+        noise=noise,
+        degrees=as_positive(degrees, "degrees", scalar=True).astype(dtype),
+    )
+
+
+def _as_features(features: ArrayLike, states: Points) -> Float[Array, "n p"]:
+    features = jnp.asarray(features)
+    if features.ndim != 2 or not jnp.issubdtype(features.dtype, jnp.floating):
+        raise ValueError(
+            f"`features` must be a floating-point matrix [n, p], one row for each observation, got "
+            f"{features.dtype}{list(features.shape)}."
+        )
+    check_same_size(features, "features", states, "states")
+    return check_finite(features, "features")
+
+
+def _variances(kernel, points, columns, inverse, noise) -> Float[Array, " m"]:
+    explained = jnp.sum(matmul(columns, inverse) * columns, axis=1)
+    return jnp.maximum(kernel.diagonal(points) + noise - explained, noise)
+
+
+def _held_out(inverse, coefficients, block: int) -> Float[Array, "n p"]:
+    """Standardised residuals of each point, predicted without its block: $(A^{-1}_{bb})^{-1} (A^{-1} Y)_b$ and its variance.
+
+    The last block may reach back into the block before; then only its new rows are used.
+    """
+    n = inverse.shape[0]
+    full = n // block
+    starts = [*range(0, full * block, block), n - block]
+
+    def residuals(index: Int[Array, " block"]):
+        part = inverse[index[:, None], index[None, :]]
+        factor = psd_factor(part)
+        variances = jnp.diagonal(factor.solve(jnp.eye(block, dtype=part.dtype)))
+        return factor.solve(coefficients[index]) / jnp.sqrt(variances)[:, None]
+
+    rows = jax.vmap(residuals)(jnp.asarray(starts)[:, None] + jnp.arange(block))
+    rest = n - full * block
+    return jnp.concatenate([rows[:-1].reshape(full * block, -1), rows[-1, block - rest :]])
+
+
+def _largest_ratios(own, others, count: int) -> tuple[Float[Array, " d"], Float[Array, "p d"]]:
+    """The `count` directions v in which the second moment of `others` is the largest multiple of that of `own`."""
+    p = own.shape[1]
+    moment = matmul(own.T, own) / own.shape[0]
+    moment = moment + SHRINKAGE * jnp.trace(moment) / p * jnp.eye(p, dtype=moment.dtype)
+    root = jnp.linalg.cholesky(moment)
+    whitened = jax.scipy.linalg.solve_triangular(root, others.T, lower=True)
+    ratios, vectors = jnp.linalg.eigh(matmul(whitened, whitened.T) / others.shape[0])
+    vectors = jax.scipy.linalg.solve_triangular(root.T, vectors[:, ::-1][:, :count], lower=False)
+    return ratios[::-1][:count], vectors

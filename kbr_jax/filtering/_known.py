@@ -1,0 +1,313 @@
+"""Half of the model known: a simulator or Gaussian moves of the state, or a likelihood."""
+
+import abc
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from .._checks import (
+    as_count,
+    as_mask,
+    as_points,
+    as_regularizer,
+    check_alike,
+    check_finite,
+    fill,
+    like,
+    size,
+    take,
+    without_padding,
+)
+from .._numerics import AbstractFactor, matmul
+from .._typing import Array, ArrayLike, Float, Int, Points, PRNGKeyArray
+from ..features import AbstractFeatures, FeatureChoice, LandmarkFeatures, fit_features
+from ..kernels import Gaussian, as_kernel
+from ..rules import AbstractEmission, AbstractSampleEmission, ConditionalEmbedding
+from ._base import AbstractSmoother, no_controls
+from ._transitions import AbstractTransition
+
+
+def as_function(function: Callable) -> Callable:
+    """A function as a pytree: a plain one holds no arrays."""
+    return function if isinstance(function, eqx.Module) else jax.tree_util.Partial(function)
+
+
+class AbstractKnownTransition(eqx.Module):
+    """A transition P(s' | s) or P(s' | s, u) that is known and not learned."""
+
+    controls: eqx.AbstractVar[Points | None]
+
+    @abc.abstractmethod
+    def coordinates(
+        self, features: AbstractFeatures, points: Points, control: Any
+    ) -> Float[Array, "m p"]:
+        r"""Coordinates of $E[\phi(s') \mid s, u]$ for each of m points s."""
+
+    def bind(self, emission: AbstractEmission) -> "KnownTransition":
+        """The transition for the beliefs of an emission model."""
+        points = emission.embed_belief(emission.unchanged(emission.marginal())).points
+        if self.controls is not None:
+            return KnownTransition(self, points, None)
+        return KnownTransition(self, points, self.coordinates(emission.features_x, points, None))
+
+
+class KnownTransition(AbstractTransition):
+    """A known transition from the points that beliefs stand on."""
+
+    known: AbstractKnownTransition
+    points: Points
+    matrix: Float[Array, "m p"] | None
+
+    def forward(self, emission: AbstractEmission, belief: Any, control: Any):
+        weights = emission.embed_belief(belief).weights
+        return matmul(weights, self._matrix(emission, control)), None
+
+    def _matrix(self, emission: AbstractEmission, control: Any) -> Float[Array, "m p"]:
+        if self.matrix is not None:
+            return self.matrix
+        return self.known.coordinates(emission.features_x, self.points, control)
+
+    def encode_controls(self, controls: Points | None, count: int) -> Any:
+        if self.known.controls is None:
+            return no_controls(controls)
+        if controls is None:
+            raise ValueError("The transition of this filter needs `controls`, one for each step.")
+        controls, example = as_points(controls, "controls"), self.known.controls
+        example = jax.tree.map(lambda leaf: leaf[None], example)
+        check_alike(controls, "controls", example, "the example of an input")
+        if size(controls) != count:
+            raise ValueError(
+                f"`controls` has {size(controls)} points; {count} steps need one each."
+            )
+        return like(controls, example)
+
+    def smoother(self, emission: AbstractEmission, points: Points) -> AbstractSmoother:
+        if not isinstance(emission, AbstractSampleEmission):
+            raise ValueError(
+                "Smoothing with a known transition needs a training sample: fit moments of simulated "
+                "pairs (s, s') as the transition instead."
+            )
+        features = emission.features_x
+        # The predicted embedding as weights on the training states: the ridge regression of the
+        # identity, from the coordinates that the transition gives.
+        model = ConditionalEmbedding(features, features, emission.regularizer, emission.factor)
+        return KnownSmoother(model, self)
+
+
+class KnownSmoother(AbstractSmoother):
+    """A known transition as a likelihood; with inputs its coordinates differ at each step."""
+
+    model: ConditionalEmbedding
+    transition: KnownTransition
+
+    def forward(self, weights: Float[Array, "*b m"], control: Any) -> Float[Array, "*b r"]:
+        return matmul(weights, self._matrix(control))
+
+    def adjoint(self, code: Float[Array, "b r"], control: Any) -> Float[Array, "b m"]:
+        return matmul(code, self._matrix(control).T)
+
+    def _matrix(self, control: Any) -> Float[Array, "m r"]:
+        return self.transition._matrix(self.model, control)
+
+
+class SimulatedTransition(AbstractKnownTransition):
+    r"""A transition known as a simulator of the next state: $E[\phi(s') | s]$ by draws.
+
+    The kernel Monte Carlo filter of Kanagawa, Nishiyama, Gretton and Fukumizu (2016) draws the next
+    states of a weighted sample. Here each training state has `num_draws` next states, drawn once
+    (with inputs: with the same random numbers at each step), so that a filter is deterministic.
+
+    **Arguments:**
+
+    - `simulate(state, key)`, or `simulate(state, control, key)`, returns one next state. Give an
+      `equinox.Module` if it has parameters.
+    - `key`: randomness; `num_draws` for each training state (static).
+    - `controls`: an example of one input, for a simulator that takes inputs; else None.
+
+    Cost of binding O(n num_draws r); with inputs, of each step.
+    """
+
+    simulate: Callable
+    key: PRNGKeyArray
+    controls: Points | None
+    num_draws: int = eqx.field(static=True)
+
+    def __init__(
+        self,
+        simulate: Callable,
+        *,
+        key: PRNGKeyArray,
+        num_draws: int = 10,
+        controls: Points | None = None,
+    ):
+        self.simulate, self.key = as_function(simulate), key
+        self.controls = jax.tree.map(jnp.asarray, controls)
+        self.num_draws = as_count(num_draws, "num_draws")
+
+    def coordinates(
+        self, features: AbstractFeatures, points: Points, control: Any
+    ) -> Float[Array, "m p"]:
+        inputs = () if self.controls is None else (control,)
+
+        def draw(key):
+            keys = jax.random.split(key, size(points))
+            following = jax.vmap(lambda s, k: self.simulate(s, *inputs, k))(points, keys)
+            check_alike(following, "the simulated states", points, "training states")
+            return features.coordinates(like(following, points))
+
+        draws = jax.lax.map(draw, jax.random.split(self.key, self.num_draws))
+        return jnp.mean(draws, axis=0)
+
+
+class GaussianTransition(AbstractKnownTransition):
+    r"""A transition $s' \sim N(f(s), \Sigma)$, in closed form under a Gaussian kernel.
+
+    $$ E[k(p, s') | s] = \sqrt{\frac{|H|}{|H + \Sigma|}}
+       \exp\left(-\tfrac12 (p - f(s))^\top (H + \Sigma)^{-1} (p - f(s))\right), \quad
+       H = \operatorname{diag}(h^2) $$
+
+    for each training state or landmark p (Nishiyama, Kanagawa, Gretton and Fukumizu 2020). States
+    are vectors with a `Gaussian` kernel, exact or with landmarks.
+
+    **Arguments:** `mean(state)` or `mean(state, control)`, f; `covariance` `[d, d]`, or a number or
+    `[d]` for a diagonal; `controls`: an example of one input, if f takes inputs.
+
+    Cost O(n r d^2).
+
+    **Raises:** `ValueError` for another kernel, random Fourier features, or states that are not
+    vectors.
+    """
+
+    mean: Callable
+    covariance: Float[Array, "..."]
+    controls: Points | None
+
+    def __init__(self, mean: Callable, covariance: ArrayLike, *, controls: Points | None = None):
+        self.mean, self.covariance = as_function(mean), jnp.asarray(covariance)
+        self.controls = jax.tree.map(jnp.asarray, controls)
+
+    def coordinates(
+        self, features: AbstractFeatures, points: Points, control: Any
+    ) -> Float[Array, "m p"]:
+        landmarks = isinstance(features, LandmarkFeatures)
+        kernel, anchors = features.kernel, features.points
+        anchors = features.landmarks.points if landmarks else anchors
+        if (
+            not isinstance(kernel, Gaussian)
+            or not isinstance(points, jax.Array)
+            or points.ndim != 2
+        ):
+            raise ValueError(
+                "A `GaussianTransition` needs states that are vectors with a `Gaussian` kernel; "
+                "`SimulatedTransition` takes any."
+            )
+        if not landmarks and features.matrix.shape[0] != features.matrix.shape[1]:
+            raise ValueError(
+                "A `GaussianTransition` takes no random Fourier features of the states."
+            )
+        d = points.shape[1]
+        inputs = () if self.controls is None else (control,)
+        centers = jax.vmap(lambda s: self.mean(s, *inputs))(points)
+        covariance = self.covariance.astype(points.dtype)
+        if covariance.ndim < 2:
+            covariance = covariance * jnp.eye(d, dtype=points.dtype)
+        scale = jnp.broadcast_to(kernel.bandwidth, (d,)).astype(points.dtype)
+        # In units of the bandwidth the kernel is N(0, I) and the moves have covariance S.
+        root = jnp.linalg.cholesky(
+            jnp.eye(d, dtype=points.dtype) + covariance / jnp.outer(scale, scale)
+        )
+        gaps = (anchors[None, :, :] - centers[:, None, :]) / scale
+        flat = jax.scipy.linalg.solve_triangular(root, gaps.reshape(-1, d).T, lower=True)
+        values = jnp.exp(-jnp.sum(flat**2, axis=0) / 2) / jnp.prod(jnp.diagonal(root))
+        values = values.reshape(gaps.shape[:2])
+        if landmarks:
+            return features.of_values(values)
+        return values if features.mask is None else jnp.where(features.mask, values, 0)
+
+
+class KnownLikelihood(AbstractSampleEmission):
+    r"""An emission model with a known likelihood $p(o | s)$. Build it with `known_likelihood`.
+
+    Bayes' rule is exact on the training states: $\beta_i = w_i p(o | s_i) / \sum_j w_j p(o | s_j)$.
+    The predictive value is $\sum_i w_i p(o | s_i) / \sum_i w_i$.
+    """
+
+    features_x: AbstractFeatures
+    regularizer: Float[Array, ""]
+    factor: AbstractFactor
+    log_likelihood: Callable
+
+    def observe(self, observations: Points, observed: ArrayLike | None) -> tuple[Any, Array]:
+        observations = as_points(observations, "observations")
+        observed = as_mask(observed, size(observations), "observed")
+        first = take(observations, jnp.argmax(observed))
+        filled = fill(observations, observed, first)
+
+        def column(observation):
+            values = jax.vmap(lambda s: self.log_likelihood(observation, s))(self.x)
+            if values.ndim != 1:
+                raise ValueError(
+                    f"`log_likelihood(observation, state)` must be a scalar, got {values.shape[1:]}."
+                )
+            return values.astype(self.features_x.dtype)
+
+        return jax.vmap(column)(filled), observed
+
+    def likelihood(self, coordinates: Float[Array, " n"]) -> Float[Array, " n"]:
+        return jnp.exp(coordinates)
+
+    def posterior(
+        self, weights: Float[Array, " n"], coordinates: Float[Array, "b n"], *_: Any
+    ) -> Float[Array, "b n"]:
+        # Scaled by the largest likelihood of a state in question: it underflows nowhere.
+        usable = jnp.where(weights != 0, coordinates, -jnp.inf)
+        peak = jnp.max(usable, axis=-1, keepdims=True)
+        peak = jnp.where(jnp.isneginf(peak), 0, peak)
+        product = weights * jnp.exp(jnp.where(weights != 0, coordinates - peak, -jnp.inf))
+        total = jnp.sum(product, axis=-1, keepdims=True)
+        return jnp.where(total == 0, 0, product / jnp.where(total == 0, 1, total))
+
+    def restrict(
+        self, index: Int[Array, " k"], coordinates: Float[Array, "b n"]
+    ) -> tuple["KnownLikelihood", Float[Array, "b k"]]:
+        return self, coordinates[:, index]
+
+    def observation_factor(self, regularizer: Float[Array, ""]) -> None:
+        return None
+
+    def from_observation(self, factor: None, coordinates: Float[Array, " n"]) -> Array:
+        return self.posterior(self.marginal(), coordinates[None])[0]
+
+
+def known_likelihood(
+    kernel: Any,
+    states: Points,
+    log_likelihood: Callable[[Any, Any], ArrayLike],
+    *,
+    regularizer: ArrayLike,
+    landmarks: FeatureChoice = None,
+    mask: ArrayLike | None = None,
+) -> KnownLikelihood:
+    r"""Make an emission model from a known likelihood and training states.
+
+    **Arguments:** `kernel` and training `states` `[n, ...]`; `log_likelihood(observation, state)`,
+    the logarithm of $p(o | s)$ up to a term that does not depend on the state (an
+    `equinox.Module` if it has parameters); `regularizer`: epsilon > 0 in `G + n epsilon I`;
+    `landmarks` and `mask` as in `fit_conditional`.
+
+    **Returns:** a `KnownLikelihood`, the `emission` of a `KernelBayesFilter`. Cost O(n^3) exact,
+    O(n r^2) with landmarks; n likelihoods for each observation.
+
+    **Raises:** `ValueError` as `fit_conditional`.
+    """
+    kernel, states = as_kernel(kernel), as_points(states, "states")
+    mask = None if mask is None else as_mask(mask, size(states), "mask")
+    states = check_finite(without_padding(states, mask), "states")
+    kernel.check(states, "states")
+    features = fit_features(kernel, states, landmarks, mask)
+    regularizer = as_regularizer(regularizer, "regularizer", features.dtype)
+    factor = features.ridge(regularizer)
+    return KnownLikelihood(features, regularizer, factor, as_function(log_likelihood))

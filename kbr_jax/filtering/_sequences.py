@@ -1,0 +1,96 @@
+"""Training sequences as triples, and delay embeddings of observations."""
+
+import jax.numpy as jnp
+
+from .._checks import (
+    as_count,
+    as_mask,
+    as_points,
+    check_alike,
+    check_finite,
+    check_same_size,
+    in_one_precision,
+    size,
+    take,
+    without_padding,
+)
+from .._typing import Array, ArrayLike, Bool, Float, Points
+
+
+def as_transitions(
+    states: Points,
+    observations: Points,
+    successors: Points | None,
+    lag: int,
+    mask: ArrayLike | None = None,
+) -> tuple[Points, Points, Points, Bool[Array, " n"] | None]:
+    """Checked training triples `[n, ...]`: states, observations made `lag` steps later, and successors; and their mask.
+
+    From one sequence of T observations with T or T + 1 states (the last may be unobserved), or as given with `successors`.
+    A triple of a sequence counts if the mask `[number of states]` is True at its state and at its successor.
+    """
+    states, observations = as_points(states, "states"), as_points(observations, "observations")
+    if mask is not None:
+        mask = as_mask(mask, size(states), "mask")
+    if successors is not None:
+        successors = as_points(successors, "successors")
+        check_alike(successors, "successors", states, "states")
+        check_same_size(successors, "successors", states, "states")
+        check_same_size(observations, "observations", states, "states")
+    else:
+        count = min(size(states) - 1, size(observations) - lag)
+        if size(states) - size(observations) not in (0, 1) or count < 1:
+            raise ValueError(
+                f"`states` has {size(states)} points and `observations` {size(observations)}; a training sequence needs T "
+                f"observations with T or T + 1 states, at least two states and {1 + lag} observations. For separate "
+                "transitions pass `successors`."
+            )
+        if mask is not None:
+            mask = mask[:count] & mask[1 : count + 1]
+        successors = take(states, slice(1, count + 1))
+        states, observations = (
+            take(states, slice(count)),
+            take(observations, slice(lag, lag + count)),
+        )
+    states, observations, successors = in_one_precision(states, observations, successors)
+    states, observations, successors = (
+        check_finite(without_padding(points, mask), name)
+        for points, name in (
+            (states, "states"),
+            (observations, "observations"),
+            (successors, "successors"),
+        )
+    )
+    return states, observations, successors, mask
+
+
+def delay_embedding(
+    observations: Float[Array, "T *d"], length: int, *, observed: ArrayLike | None = None
+) -> Float[Array, "T L"]:
+    r"""The last few observations at each time as one vector $(o_t, o_{t-1}, \dots, o_{t-L+1})$, for filters and regressions.
+
+    With a Gaussian kernel of one bandwidth for each lag, `Gaussian(jnp.repeat(h, d))` for h `[length]`, the weight of each lag is
+    learned: a wide bandwidth leaves its lag out. Windows overlap, so Bayes' rule counts old observations twice if
+    the dynamics already carry them: longer windows want a larger `posterior_regularizer`.
+
+    **Arguments:**
+
+    - `observations`: one sequence `[T, d]` (or `[T]`, `[T, ...]`, which is flattened); `vmap` for several.
+    - `length`: L >= 1 (static). Before the start the first observation is repeated.
+    - `observed`: mask `[T]`; a missing observation is replaced by the last one before it (the first one there is, at the
+      start), whatever it holds.
+
+    **Returns:** `[T, length * d]`, newest first. Cost O(T L d).
+
+    **Raises:** `ValueError` for an array without a time axis, or a `length` below 1.
+    """
+    observations = jnp.asarray(observations)
+    if observations.ndim == 0 or observations.shape[0] == 0:
+        raise ValueError("`observations` must be a sequence [T, d] with at least one entry.")
+    steps = jnp.arange(observations.shape[0])
+    mask = as_mask(observed, observations.shape[0], "observed")
+    seen = jnp.where(mask, steps, -1)
+    latest = jnp.maximum(jnp.maximum.accumulate(seen), jnp.argmax(mask))
+    lagged = jnp.maximum(steps[:, None] - jnp.arange(as_count(length, "length")), 0)
+    rows = observations.reshape(observations.shape[0], -1)
+    return rows[latest[lagged]].reshape(observations.shape[0], -1)

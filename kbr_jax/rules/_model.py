@@ -1,0 +1,248 @@
+r"""What a rule needs of a fitted model of P(Y | X), whether it keeps the sample or its moments.
+
+An embedding over X enters by its *coordinates* in the features of x. The model turns them into the
+*weights* of a prior on its training pairs. Bayes' rule gives a *belief*: posterior weights on the
+training pairs. Weights and beliefs are arrays or pytrees that only the model reads.
+"""
+
+import abc
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from .._checks import as_mask, as_points, check_alike, fill, like, size, take
+from .._numerics import AbstractFactor, matmul, safe_divide
+from .._typing import Array, ArrayLike, Bool, Float, Int, Points
+from ..embedding import Embedding, JointEmbedding, check_unbatched
+from ..features import AbstractFeatures
+from ._clipping import Clipping
+
+
+class AbstractEmission(eqx.Module):
+    """A likelihood P(y | x) with what Bayes' rule needs of it."""
+
+    features_x: eqx.AbstractVar[AbstractFeatures]
+
+    @abc.abstractmethod
+    def weights(self, coordinates: Float[Array, "*b p"]) -> Float[Array, "*b n"]:
+        r"""Prior weights $w = (G + n \lambda I)^{-1} m$ of an embedding over X."""
+
+    @abc.abstractmethod
+    def marginal(self) -> Float[Array, " n"]:
+        """Weights of the training marginal of X."""
+
+    def mass(self, weights: Float[Array, "*b n"]) -> Float[Array, "*b n"]:
+        """How much of the sample's mass each weight stands for."""
+        return weights
+
+    @abc.abstractmethod
+    def clip_and_normalize(
+        self, weights: Float[Array, "*b n"], clipping: Clipping
+    ) -> Float[Array, "*b n"]:
+        """Weights clipped, truncated and normalized."""
+
+    @abc.abstractmethod
+    def observe(self, observations: Points, observed: ArrayLike | None) -> tuple[Any, Array]:
+        """Coordinates of m checked observations, and the mask of those that were made."""
+
+    @abc.abstractmethod
+    def likelihood(self, coordinates: Any) -> Float[Array, " n"]:
+        """How well each training x explains one observation: the scale of the weights' products."""
+
+    @abc.abstractmethod
+    def posterior(
+        self,
+        weights: Float[Array, " n"],
+        coordinates: Any,
+        regularizer: Float[Array, ""] | None,
+        importance: bool,
+    ) -> Any:
+        """Belief after each observation of a batch, given by their coordinates."""
+
+    @abc.abstractmethod
+    def restrict(self, index: Int[Array, " k"], coordinates: Any) -> tuple["AbstractEmission", Any]:
+        """The model on k of its weights, and the coordinates of an observation for it."""
+
+    @abc.abstractmethod
+    def spread(self, belief: Any, index: Int[Array, " k"], like: Float[Array, " n"]) -> Any:
+        """A belief of the model restricted to `index` as one of this model."""
+
+    @abc.abstractmethod
+    def unchanged(self, weights: Float[Array, "*b n"]) -> Any:
+        """The belief that is the prior itself: nothing was observed."""
+
+    @abc.abstractmethod
+    def is_zero(self, belief: Any) -> Bool[Array, ""]:
+        """Whether Bayes' rule left nothing: the observation is beyond the reach of the kernel."""
+
+    @abc.abstractmethod
+    def embed_x(self, belief: Any) -> Embedding:
+        """The belief as an embedding over X."""
+
+    def embed_belief(self, belief: Any) -> Embedding:
+        """As `embed_x`, on points with weights that can be clipped where there are any."""
+        return self.embed_x(belief)
+
+    @abc.abstractmethod
+    def mean_x(self, belief: Any) -> Any:
+        """Mean of x under the belief."""
+
+    @abc.abstractmethod
+    def as_weights(self, belief: Any) -> Float[Array, "*b n"]:
+        """The belief as the weights of a prior."""
+
+    @abc.abstractmethod
+    def readout(self, features: AbstractFeatures) -> Array:
+        """What `read` needs for coordinates of beliefs in features of x."""
+
+    @abc.abstractmethod
+    def readout_values(self, points: Points) -> Array:
+        """What `read` needs for the values of beliefs at points of X."""
+
+    @abc.abstractmethod
+    def readout_successors(self, successors: Points | None) -> Array:
+        """What `read` needs for coordinates of a belief whose points moved to their successors."""
+
+    @abc.abstractmethod
+    def read(self, belief: Any, readout: Array) -> Float[Array, "*b s"]:
+        """A linear function of a belief."""
+
+    @abc.abstractmethod
+    def observation_factor(self, regularizer: Float[Array, ""]) -> AbstractFactor | None:
+        """What `from_observation` solves with."""
+
+    @abc.abstractmethod
+    def from_observation(self, factor: AbstractFactor | None, coordinates: Any) -> Any:
+        r"""Belief $(K + n \varepsilon I)^{-1} k(Y, y)$ of one observation without a prior."""
+
+
+class AbstractConditional(AbstractEmission):
+    """A conditional embedding of P(Y | X) learned from pairs."""
+
+    features_y: eqx.AbstractVar[AbstractFeatures]
+    regularizer: eqx.AbstractVar[Float[Array, ""]]
+    factor: eqx.AbstractVar[AbstractFactor]
+
+    @property
+    def kernel_x(self) -> Any:
+        """Kernel of the conditioning variable."""
+        return self.features_x.kernel
+
+    @property
+    def kernel_y(self) -> Any:
+        """Kernel of the conditioned variable."""
+        return self.features_y.kernel
+
+    @abc.abstractmethod
+    def ratio(
+        self,
+        weights: Float[Array, " n"],
+        coordinates: Float[Array, "b q"],
+        regularizer: Float[Array, ""],
+        importance: bool,
+    ) -> Array:
+        r"""Density ratio of posterior to prior as a function of y: $g = K ((D K)^2 + \delta I)^{-1} D k$.
+
+        For importance weights $(K D + \delta I)^{-1} k$.
+        """
+
+    @abc.abstractmethod
+    def regress(
+        self, ratio: Array, adjoint: Callable[[Array], Array], positive: bool = False
+    ) -> Float[Array, "b m"]:
+        """Mean of a ratio given each x, the adjoint of `weights`; clipped at 0 if `positive`.
+
+        `adjoint` maps coordinates `[b, p]` of functions of x to their values at the x.
+        """
+
+    @abc.abstractmethod
+    def sample(self) -> tuple[AbstractFeatures, AbstractFeatures]:
+        """The training pairs in their features; a `ValueError` for moments."""
+
+    @abc.abstractmethod
+    def outputs(self, features: AbstractFeatures) -> Float[Array, "n r"]:
+        """Coordinates of the training y in features of y: `weights @ outputs` reads the sum rule."""
+
+    @abc.abstractmethod
+    def embed_y(self, weights: Float[Array, "*b n"]) -> Embedding:
+        """The sum rule's embedding over Y of prior weights."""
+
+    @abc.abstractmethod
+    def embed_pairs(self, weights: Float[Array, "*b n"]) -> JointEmbedding:
+        """The joint embedding of prior weights on the training pairs."""
+
+    @abc.abstractmethod
+    def embed_prior_and_y(self, prior: Embedding) -> JointEmbedding:
+        """The joint embedding on the prior's points x training y."""
+
+    def observe(self, observations: Points, observed: ArrayLike | None) -> tuple[Any, Array]:
+        """See `AbstractEmission`."""
+        features = self.features_y
+        observations = as_points(observations, "observations")
+        check_alike(observations, "observations", features.points, "training observations")
+        features.kernel.check(observations, "observations")
+        observed = as_mask(observed, size(observations), "observed")
+        filled = fill(like(observations, features.points), observed, take(features.points, 0))
+        return self.features_y.coordinates(filled).astype(self.features_x.dtype), observed
+
+
+def prior_coordinates(features: AbstractFeatures, prior: Embedding) -> Float[Array, "m p"]:
+    """Coordinates of each point of a prior in the features of x."""
+    check_alike(prior.points, "prior.points", features.points, "training x")
+    features.kernel.check(prior.points, "prior.points")
+    return features.coordinates(like(prior.points, features.points))
+
+
+def prior_mean(model: AbstractEmission, prior: Embedding) -> Float[Array, "*b p"]:
+    """Coordinates of a prior over X."""
+    coordinates = prior_coordinates(model.features_x, prior)
+    return matmul(prior.weights.astype(coordinates.dtype), coordinates)
+
+
+def prior_weights(model: AbstractEmission, prior: Embedding) -> Float[Array, "*b n"]:
+    r"""Weights $w = (G + n \lambda I)^{-1} \tilde G \alpha$ that a prior puts on the training pairs."""
+    return model.weights(prior_mean(model, prior))
+
+
+def single_prior_mean(model: AbstractEmission, prior: Embedding) -> Float[Array, " p"]:
+    """Coordinates of one prior over X; a `ValueError` for a batch."""
+    check_unbatched(prior, "prior")
+    return prior_mean(model, prior)
+
+
+def most_likely(
+    weights: Float[Array, " n"], likelihood: Float[Array, " n"], num_active: int
+) -> Int[Array, " k"]:
+    """Indices of the non-negative weights that are largest times the likelihood; zeros last."""
+    likely = jnp.maximum(weights * likelihood, 0)
+    scores = jnp.where(weights > 0, 1 + safe_divide(likely, jnp.max(likely)), 0)
+    return lax.top_k(scores, num_active)[1]
+
+
+def update(
+    model: AbstractEmission,
+    weights: Float[Array, " n"],
+    coordinates: Any,
+    regularizer: Float[Array, ""] | None,
+    importance: bool,
+    max_active: int | None,
+) -> tuple[Any, Float[Array, ""]]:
+    """Bayes' rule for one observation, on the `max_active` most likely weights if that is set.
+
+    **Returns:** the belief, and the share of the prior's mass that was cut.
+    """
+    batch = jax.tree.map(lambda leaf: leaf[None], coordinates)
+    if max_active is None or max_active >= weights.shape[-1]:
+        belief = model.posterior(weights, batch, regularizer, importance)
+        return jax.tree.map(lambda leaf: leaf[0], belief), jnp.zeros((), weights.dtype)
+    index = most_likely(weights, model.likelihood(coordinates), max_active)
+    mass = model.mass(weights)
+    cut = jnp.maximum(1 - safe_divide(jnp.sum(mass[index]), jnp.sum(mass)), 0)
+    part, batch = model.restrict(index, batch)
+    belief = part.posterior(weights[index], batch, regularizer, importance)
+    belief = jax.tree.map(lambda leaf: leaf[0], belief)
+    return model.spread(belief, index, weights), cut
