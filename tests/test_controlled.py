@@ -1,5 +1,6 @@
-"""Filtering, predicting and smoothing under known inputs, against NumPy and exact controlled hidden Markov models."""
+"""Filters under known inputs, against NumPy and exact controlled hidden Markov models."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,25 +35,34 @@ INPUTS = RNG.normal(size=(STEPS, 1))
 GAPS = np.where(MASK[:, None], TEST, np.nan)
 
 
-def fit(landmarks=None, form="b", bandwidth=H_U, regularizer=RIDGE, **options):
-    base = kbr.KernelBayesFilter.fit(
-        kbr.Gaussian(H_S),
-        kbr.Gaussian(H_O),
-        jnp.asarray(STATES),
-        jnp.asarray(OBSERVED),
-        regularizer=EPSILON,
-        landmarks_states=landmarks,
-        landmarks_observations=landmarks,
-        form=form,
-        **{"posterior_regularizer": DELTA, "truncation": 0.1, **options},
+def fit(
+    landmarks=None, estimator="pairs", bandwidth=H_U, regularizer=RIDGE, delta=DELTA, **options
+):
+    """The filter with inputs, from the two models it is made of."""
+    s, s_next, o = (jnp.asarray(points) for points in (STATES[:-1], STATES[1:], OBSERVED))
+    options = {"regularizer": delta, "clipping": kbr.Clipping(**CLEANING), **options}
+    ks, ko = kbr.Gaussian(H_S), kbr.Gaussian(H_O)
+    of_states, of_pairs, kernel = (
+        landmarks,
+        landmarks,
+        kbr.TensorProduct((ks, kbr.Gaussian(bandwidth))),
     )
-    return kbr.ControlledFilter.fit(
-        base,
-        kbr.Gaussian(bandwidth),
-        jnp.asarray(CONTROLS),
+    if landmarks is not None:
+        of_states = kbr.greedy_landmarks(ks, s, rank=landmarks)
+        of_pairs = kbr.greedy_landmarks(kernel, (s, jnp.asarray(CONTROLS)), rank=landmarks)
+    emission = kbr.fit_conditional(
+        ks, ko, s, o, regularizer=EPSILON, landmarks_x=of_states, landmarks_y=landmarks
+    )
+    transition = kbr.fit_conditional(
+        kernel,
+        ks,
+        (s, jnp.asarray(CONTROLS)),
+        s_next,
         regularizer=regularizer,
-        landmarks=landmarks,
+        landmarks_x=of_pairs,
+        landmarks_y=of_states,
     )
+    return kbr.KernelBayesFilter(emission, transition, estimator=estimator, **options)
 
 
 def pair_gram(filt):
@@ -61,11 +71,11 @@ def pair_gram(filt):
     def product(s, u, s_other, u_other):
         return gaussian(s, s_other, H_S) * gaussian(u, u_other, H_U)
 
-    if isinstance(filt.pairs, kbr.DenseGram):
+    pairs = filt.transition.model.features_x
+    if isinstance(pairs, kbr.DenseGram):
         return product
     s_z, u_z = (
-        np.asarray(part)[np.asarray(filt.pairs.landmarks.active)]
-        for part in filt.pairs.landmarks.points
+        np.asarray(part)[np.asarray(pairs.landmarks.active)] for part in pairs.landmarks.points
     )
     inner = np.linalg.inv(product(s_z, u_z, s_z, u_z))
     return lambda s, u, s_other, u_other: (
@@ -81,81 +91,170 @@ def transition_matrix(filt, control):
     return np.linalg.solve(gram + T * RIDGE * np.eye(T), pairs(s, CONTROLS, s, inputs))
 
 
-def numpy_run(filt, form):
-    """Filtered beliefs, cleaned priors, and smoothed beliefs, of the class docstrings."""
-    ks, ko = gram_function(filt.states, H_S), gram_function(filt.observations, H_O)
+def numpy_run(filt, estimator):
+    """Filtered and smoothed beliefs of the class docstrings."""
+    ks, ko = (
+        gram_function(filt.emission.features_x, H_S),
+        gram_function(filt.emission.features_y, H_O),
+    )
     s, s_next = STATES[:-1], STATES[1:]
     inverse = np.linalg.inv(ks(s, s) + T * EPSILON * np.eye(T))
     w, beliefs, joints = np.full(T, 1 / T), [], []
     for observation, seen, control in zip(TEST, MASK, INPUTS, strict=True):
         w = numpy_clean(w, **CLEANING)
         column = ko(OBSERVED, observation[None])[:, 0]
-        beliefs.append(numpy_bayes(form, w, ko(OBSERVED, OBSERVED), column) if seen else w)
+        beliefs.append(numpy_bayes(estimator, w, ko(OBSERVED, OBSERVED), column) if seen else w)
         v = transition_matrix(filt, control) @ beliefs[-1]
         joints.append(numpy_clean(v, **CLEANING))
         w = inverse @ ks(s, s_next) @ v
     smoothed = [beliefs[-1] / beliefs[-1].sum()]
     for t in range(STEPS - 2, -1, -1):
         ratio = np.maximum(
-            numpy_ratio(form, joints[t], ks(s_next, s_next), ks(s_next, s) @ smoothed[-1]), 0
+            numpy_ratio(estimator, joints[t], ks(s_next, s_next), ks(s_next, s) @ smoothed[-1]), 0
         )
         belief = beliefs[t] * (transition_matrix(filt, INPUTS[t]).T @ ratio)
         smoothed.append(belief / belief.sum())
     return np.stack(beliefs), np.stack(smoothed[::-1])
 
 
-@pytest.mark.parametrize("landmarks, form", [(None, "b"), (8, "importance")])
-def test_filter_and_smoother(landmarks, form):
-    filt = fit(landmarks, form)
+@pytest.mark.parametrize("landmarks, estimator", [(None, "pairs"), (8, "importance")])
+def test_filter_and_smoother(landmarks, estimator):
+    filt = fit(landmarks, estimator)
     sequence, inputs, mask = jnp.asarray(GAPS), jnp.asarray(INPUTS), jnp.asarray(MASK)
-    run = kbr.filter(filt, sequence, controls=inputs, observed=mask)
-    beliefs, smoothed = numpy_run(filt, form)
+    run = kbr.run_filter(filt, sequence, controls=inputs, observed=mask)
+    beliefs, smoothed = numpy_run(filt, estimator)
     close(run.weights, beliefs, 1e-7)
-    close(kbr.smooth(filt, run.weights, controls=inputs, regularizer=DELTA_S), smoothed, 1e-6, 1e-9)
-    lagged = kbr.smooth(filt, run.weights, controls=inputs, regularizer=DELTA_S, lag=2)
-    shorter = kbr.smooth(filt, run.weights[:3], controls=inputs[:3], regularizer=DELTA_S)
-    close(lagged[0], shorter[0])
+    options = {"regularizer": DELTA_S, "estimator": estimator, "clipping": filt.clipping}
+    close(kbr.smooth(filt, run, controls=inputs, **options).weights, smoothed, 1e-6, 1e-9)
+    lagged = kbr.smooth(filt, run, controls=inputs, lag=2, **options)
+    short = kbr.run_filter(filt, sequence[:3], controls=inputs[:3], observed=mask[:3])
+    shorter = kbr.smooth(filt, short, controls=inputs[:3], **options)
+    close(lagged.weights[0], shorter.weights[0])
 
     # Online, and from a first observation.
-    state, step = filt.init(), None
+    state, step = kbr.init_filter(filt), None
     for observation, control, seen in zip(sequence[:2], inputs[:2], MASK[:2], strict=True):
-        state, step = filt.step(state, observation, bool(seen), control=control)
+        state, step = kbr.filter_step(
+            filt, state, observation, observed=bool(seen), control=control
+        )
     close(step.weights, run.weights[1])
-    state, first = filt.init_from_observation(sequence[0], inputs[0])
-    close(first.weights, filt.base.init_from_observation(sequence[0])[1].weights)
-    close(state.shifted, transition_matrix(filt, INPUTS[0]) @ np.asarray(first.weights), 1e-7)
-
-    # What a gap believes is the prediction, regressed and cleaned.
-    ahead = filt.predict(run.weights[3], 2, inputs[3:5])
-    close(ahead.points, filt.successors)
-    weights = filt.states.ridge_weights(
-        filt.base.state_factor, (ahead.weights @ filt.base.successor_codes)[None]
-    )[0]
-    close(run.weights[5], kbr.clean_weights(weights, **CLEANING))
-    close(filt.predict(run.weights, 2, inputs[3:5]).weights[3], ahead.weights)
-
-
-def test_an_input_that_never_changes_is_the_two_inverse_filter():
-    states, observations = jnp.asarray(STATES), jnp.asarray(OBSERVED)
-    base = kbr.KernelBayesFilter.fit(
-        kbr.Gaussian(H_S),
-        kbr.Gaussian(H_O),
-        states,
-        observations,
-        regularizer=EPSILON,
-        posterior_regularizer=DELTA,
-        transition="two-inverse",
+    state, first = kbr.init_from_observation(
+        filt, sequence[0], control=inputs[0], regularizer=EPSILON
     )
-    filt = kbr.ControlledFilter.fit(base, kbr.Delta(), jnp.zeros(T + 1, int), regularizer=EPSILON)
-    run = kbr.filter(filt, jnp.asarray(TEST), controls=jnp.zeros(STEPS, int))
-    plain = kbr.filter(base, jnp.asarray(TEST))
-    jax.tree.map(close, run, plain)
-    smoothed = kbr.smooth(filt, run.weights, controls=jnp.zeros(STEPS, int), regularizer=DELTA_S)
-    close(smoothed, kbr.smooth(base, plain.weights, regularizer=DELTA_S))
+    factor = filt.emission.features_y.ridge(jnp.asarray(EPSILON))
+    code = filt.emission.features_y.coordinates(sequence[:1])
+    close(first.weights, filt.emission.features_y.ridge_weights(factor, code)[0])
+    ks = gram_function(filt.emission.features_x, H_S)
+    s, s_next = STATES[:-1], STATES[1:]
+    inverse = np.linalg.inv(ks(s, s) + T * EPSILON * np.eye(T))
+    shifted = transition_matrix(filt, INPUTS[0]) @ np.asarray(first.weights)
+    close(state.weights, inverse @ ks(s, s_next) @ shifted, 1e-7)
+
+    # What a gap believes is the prediction.
+    third = eqx.tree_at(lambda r: r.state, run, None)
+    third = jax.tree.map(lambda leaf: leaf[3], third)
+    ahead = kbr.predict(filt, third, 2, controls=inputs[3:5])
+    close(run.weights[5], ahead.weights)
+    close(kbr.predict(filt, run, 2, controls=inputs[3:5]).weights[3], ahead.weights)
+
+
+def test_an_input_that_never_changes_is_a_transition_without_inputs():
+    s, s_next, o = (jnp.asarray(points) for points in (STATES[:-1], STATES[1:], OBSERVED))
+    ks, ko = kbr.Gaussian(H_S), kbr.Gaussian(H_O)
+    emission = kbr.fit_conditional(ks, ko, s, o, regularizer=EPSILON)
+    plain = kbr.fit_conditional(ks, ks, s, s_next, regularizer=EPSILON)
+    pairs, kernel = (s, jnp.zeros(T, int)), kbr.TensorProduct((ks, kbr.Delta()))
+    driven = kbr.fit_conditional(kernel, ks, pairs, s_next, regularizer=EPSILON)
+    filters = [
+        kbr.KernelBayesFilter(emission, transition, regularizer=DELTA)
+        for transition in (driven, plain)
+    ]
+    inputs = [{"controls": jnp.zeros(STEPS, int)}, {}]
+    runs = [
+        kbr.run_filter(filt, jnp.asarray(TEST), **more)
+        for filt, more in zip(filters, inputs, strict=True)
+    ]
+    jax.tree.map(close, *runs)
+    smoothed = [
+        kbr.smooth(filt, run, regularizer=DELTA_S, **more).weights
+        for filt, run, more in zip(filters, runs, inputs, strict=True)
+    ]
+    close(*smoothed)
+
+
+def test_moments_with_inputs_equal_the_sample():
+    """Plain moments of pairs (state, input), on the same landmarks."""
+    ks, ko, ku = kbr.Gaussian(H_S), kbr.Gaussian(H_O), kbr.Gaussian(H_U)
+    s, s_next, o = (jnp.asarray(points) for points in (STATES[:-1], STATES[1:], OBSERVED))
+    pairs, kernel = (s, jnp.asarray(CONTROLS)), kbr.TensorProduct((ks, ku))
+    ls, lo = kbr.greedy_landmarks(ks, s, rank=8), kbr.greedy_landmarks(ko, o, rank=8)
+    # Anchors whose states are landmarks: what a moment belief knows of a state is exact there.
+    picks = jnp.asarray([0, 2, 3, 5, 6, 7])
+    points = (ls.points[picks], jnp.asarray(CONTROLS)[picks])
+    lp = kbr.Landmarks(points, jnp.ones(6, bool))
+    options = {"regularizer": DELTA, "clipping": kbr.Clipping(False, 0.0)}
+    sample = kbr.KernelBayesFilter(
+        kbr.fit_conditional(ks, ko, s, o, regularizer=EPSILON, landmarks_x=ls, landmarks_y=lo),
+        kbr.fit_conditional(
+            kernel, ks, pairs, s_next, regularizer=RIDGE, landmarks_x=lp, landmarks_y=ls
+        ),
+        **options,
+    )
+    m = kbr.moments
+    emission = m.collect_moments(m.moment_maps(ks, ko, ls, lo), s, o)
+    maps = m.moment_maps(kernel, ks, lp, ls)
+    moments = kbr.KernelBayesFilter(
+        m.fit_conditional(emission, regularizer=EPSILON),
+        m.fit_conditional(m.collect_moments(maps, pairs, s_next), regularizer=RIDGE),
+        **options,
+    )
+    inputs, mask = jnp.asarray(INPUTS), jnp.asarray(MASK)
+    runs = [
+        kbr.run_filter(filt, jnp.asarray(GAPS), controls=inputs, observed=mask)
+        for filt in (sample, moments)
+    ]
+    means = [kbr.state_mean(f, r) for f, r in zip((sample, moments), runs, strict=True)]
+    close(means[0], means[1], 1e-6)
+    smoothed = kbr.smooth(
+        moments, runs[1], controls=inputs, regularizer=DELTA_S, clipping=options["clipping"]
+    )
+    assert np.all(np.isfinite(smoothed.weights))
+
+
+def test_a_known_transition_with_inputs():
+    """A simulator without noise moves each training state to where the inputs send it."""
+    s, o = jnp.asarray(STATES[:-1]), jnp.asarray(OBSERVED)
+    ks, inputs = kbr.Gaussian(H_S), jnp.asarray(INPUTS)
+    emission = kbr.fit_conditional(ks, kbr.Gaussian(H_O), s, o, regularizer=EPSILON)
+
+    def move(state, control):
+        return 0.9 * state + 0.3 * control
+
+    simulated = kbr.SimulatedTransition(
+        lambda state, control, key: move(state, control),
+        key=jax.random.key(0),
+        num_draws=2,
+        controls=inputs[0],
+    )
+    exact = kbr.GaussianTransition(move, 1e-14, controls=inputs[0])
+    runs = [
+        kbr.run_filter(
+            kbr.KernelBayesFilter(emission, known, regularizer=DELTA),
+            jnp.asarray(TEST),
+            controls=inputs,
+        )
+        for known in (simulated, exact)
+    ]
+    close(runs[0].weights, runs[1].weights, 1e-6)
+    w = np.asarray(runs[0].weights[0])
+    moved = np.asarray(move(STATES[:-1], INPUTS[0]))
+    gram = gaussian(STATES[:-1], STATES[:-1], H_S) + T * EPSILON * np.eye(T)
+    prior = np.linalg.solve(gram, gaussian(STATES[:-1], moved, H_S) @ w)
+    close(runs[0].predicted[1], numpy_clean(prior, True, 0.02, True), 1e-7)
 
 
 def controlled_model(seed):
-    """Counts of transitions `[input, state, successor]` and of observations `[state, symbol]`, and a sample exact for both."""
+    """A sample, and the transitions `[input, state, successor]` and emission it is exact for."""
     rng = np.random.default_rng(seed)
     counts = np.stack(
         [[rng.multinomial(8, rng.dirichlet(np.ones(3))) + 1 for _ in range(3)] for _ in range(2)]
@@ -176,42 +275,52 @@ def controlled_model(seed):
     )
 
 
-@pytest.mark.parametrize("form", ["b", "importance"])
-def test_exact_controlled_hidden_markov_model(form):
+@pytest.mark.parametrize("estimator", ["pairs", "importance"])
+def test_exact_controlled_hidden_markov_model(estimator):
     (s, u, s_next, o), matrices, emission, sequence = controlled_model(0)
     inputs = np.random.default_rng(1).integers(2, size=12)
-    ridge = 1e-13 if form == "b" else 1e-9
-    base = kbr.KernelBayesFilter.fit(
-        kbr.Delta(),
-        kbr.Delta(),
-        jnp.asarray(s),
-        jnp.asarray(o),
-        successors=jnp.asarray(s_next),
-        regularizer=1e-9,
-        posterior_regularizer=ridge,
-        form=form,
-        landmarks_states=3,
-        landmarks_observations=3,
-        truncation=0.0,
+    ridge = 1e-13 if estimator == "pairs" else 1e-9
+    delta, exactly = kbr.Delta(), kbr.Clipping(truncation=0.0)
+    kernel, pairs = kbr.TensorProduct((delta, delta)), (jnp.asarray(s), jnp.asarray(u))
+    ls, lo = (kbr.greedy_landmarks(delta, jnp.asarray(v), rank=3) for v in (s, o))
+    filt = kbr.KernelBayesFilter(
+        kbr.fit_conditional(
+            delta,
+            delta,
+            jnp.asarray(s),
+            jnp.asarray(o),
+            regularizer=1e-9,
+            landmarks_x=ls,
+            landmarks_y=lo,
+        ),
+        kbr.fit_conditional(
+            kernel,
+            delta,
+            pairs,
+            jnp.asarray(s_next),
+            regularizer=1e-9,
+            landmarks_x=kbr.greedy_landmarks(kernel, pairs, rank=6),
+            landmarks_y=ls,
+        ),
+        regularizer=ridge,
+        estimator=estimator,
+        clipping=exactly,
     )
-    filt = kbr.ControlledFilter.fit(
-        base, kbr.Delta(), jnp.asarray(u), regularizer=1e-9, landmarks=6
-    )
-    run = kbr.filter(filt, jnp.asarray(sequence), controls=jnp.asarray(inputs))
+    run = kbr.run_filter(filt, jnp.asarray(sequence), controls=jnp.asarray(inputs))
     belief, filtered = np.bincount(s, minlength=3) / len(s), []
     for symbol, control in zip(sequence, inputs, strict=True):
         belief = belief * emission[:, symbol]
         filtered.append(belief / belief.sum())
         belief = filtered[-1] @ matrices[control]
     filtered = np.stack(filtered)
-    close(by_state(filt, run.weights), filtered, 0, 1e-8)
+    close(by_state(kbr.belief(filt, run)), filtered, 0, 1e-8)
     smoothed = [filtered[-1]]
     for t in range(10, -1, -1):
-        smoothed.append(
-            forward_backward(np.stack([filtered[t], smoothed[-1]]), matrices[inputs[t]])[0]
-        )
-    weights = kbr.smooth(filt, run.weights, controls=jnp.asarray(inputs), regularizer=ridge)
-    close(by_state(filt, weights), np.stack(smoothed[::-1]), 0, 1e-8)
+        later = np.stack([filtered[t], smoothed[-1]])
+        smoothed.append(forward_backward(later, matrices[inputs[t]])[0])
+    options = {"regularizer": ridge, "estimator": estimator, "clipping": exactly}
+    found = kbr.smooth(filt, run, controls=jnp.asarray(inputs), **options)
+    close(by_state(found), np.stack(smoothed[::-1]), 0, 1e-8)
     assert np.abs(np.stack(smoothed[::-1]) - filtered).max() > 0.02
 
 
@@ -220,14 +329,12 @@ def test_gradients_and_batches():
 
     def error(logs, sequence):
         bandwidth, epsilon, delta = jnp.exp(logs)
-        filt = fit(
-            None, "importance", bandwidth, epsilon, posterior_regularizer=0.05, truncation=0.0
-        )
+        clipping = kbr.Clipping(truncation=0.0)
+        filt = fit(None, "importance", bandwidth, epsilon, 0.05, clipping=clipping)
         inputs = jnp.asarray(INPUTS)
-        weights = kbr.filter(filt, sequence, controls=inputs).weights
-        smoothed = kbr.mean(
-            filt.belief(kbr.smooth(filt, weights, controls=inputs, regularizer=delta))
-        )
+        run = kbr.run_filter(filt, sequence, controls=inputs)
+        options = {"regularizer": delta, "estimator": "importance", "clipping": clipping}
+        smoothed = kbr.mean(kbr.smooth(filt, run, controls=inputs, **options))
         return jnp.mean((smoothed - truth) ** 2) + kbr.filter_loss(
             filt, truth, sequence, controls=inputs
         )

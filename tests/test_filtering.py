@@ -16,13 +16,13 @@ H_S, H_O, EPSILON, DELTA, RIDGE = 0.8, 0.9, 0.03, 0.02, 0.05
 KS, KO = kbr.Gaussian(H_S), kbr.Gaussian(H_O)
 LANDMARKS = [None, 5]
 
-#: Form and transition; (a) lives on successors, which cannot be shifted.
+#: Estimator and shift; "prior" stands on the successors, which cannot be shifted.
 ESTIMATORS = [
-    ("b", "shift"),
-    ("b", "two-inverse"),
-    ("a", "two-inverse"),
-    ("importance", "shift"),
-    ("importance", "two-inverse"),
+    ("pairs", True),
+    ("pairs", False),
+    ("prior", False),
+    ("importance", True),
+    ("importance", False),
 ]
 PRINTED = {"clip": False, "truncation": 0.0, "normalize": False}
 CLEANINGS = [
@@ -76,24 +76,24 @@ def numpy_clean(w, clip, truncation, normalize):
     return w / w.sum() if normalize else w
 
 
-def numpy_bayes(form, w, k, column):
+def numpy_bayes(estimator, w, k, column):
     d, identity = np.diag(w), np.eye(len(w))
-    if form == "importance":
+    if estimator == "importance":
         root = np.sqrt(d)
         return root @ np.linalg.solve(root @ k @ root + DELTA * identity, root @ column)
     solved = np.linalg.solve((d @ k) @ (d @ k) + DELTA * identity, d @ column)
-    return k @ solved if form == "a" else d @ k @ solved
+    return k @ solved if estimator == "prior" else d @ k @ solved
 
 
-def numpy_filter(ks, ko, form, transition, cleaning, sequence, mask):
+def numpy_filter(ks, ko, estimator, shift, cleaning, sequence, mask):
     """The kernel Bayes filter of the class docstring: beliefs and cleaned priors of every step."""
-    if form == "importance":
+    if estimator == "importance":
         cleaning = {**cleaning, "clip": True}
     s, s_next, o = STATES[:-1], STATES[1:], OBSERVED
     g, shifted_gram, k = ks(s, s), ks(s, s_next), ko(o, o)
     inverse = np.linalg.inv(g + T * EPSILON * np.eye(T))
     w = on_successors = np.full(T, 1 / T)
-    if form == "a":  # the marginal of the states, regressed onto the successors
+    if estimator == "prior":  # the marginal of the states, regressed onto the successors
         on_successors = np.linalg.solve(
             ks(s_next, s_next) + T * EPSILON * np.eye(T), ks(s_next, s) @ w
         )
@@ -102,15 +102,17 @@ def numpy_filter(ks, ko, form, transition, cleaning, sequence, mask):
         w = numpy_clean(w, **cleaning)
         priors.append(w)
         if not seen:
-            belief = on_successors if form == "a" else w
+            belief = on_successors if estimator == "prior" else w
         else:
-            belief = numpy_bayes(form, w, k, ko(o, observation[None])[:, 0])
-            if form == "a":  # Lambda^T = diag(alpha) G~^T (G + n eps)^-1 of the prior on successors
+            belief = numpy_bayes(estimator, w, k, ko(o, observation[None])[:, 0])
+            if (
+                estimator == "prior"
+            ):  # Lambda^T = diag(alpha) G~^T (G + n eps)^-1 of the prior on successors
                 belief = on_successors * (shifted_gram.T @ inverse @ belief)
         beliefs.append(belief)
-        if form == "a":
+        if estimator == "prior":
             on_successors = inverse @ shifted_gram @ belief
-        elif transition == "shift":
+        elif shift:
             on_successors = belief
         else:
             on_successors = inverse @ g @ belief
@@ -119,25 +121,28 @@ def numpy_filter(ks, ko, form, transition, cleaning, sequence, mask):
 
 
 @functools.cache
-def fitted(form="b", transition="shift", landmarks=None, cleaning=0):
-    return kbr.KernelBayesFilter.fit(
+def fitted(estimator="pairs", shift=True, landmarks=None, cleaning=0):
+    if estimator == "importance":
+        cleaning = {**CLEANINGS[cleaning], "clip": True}
+    else:
+        cleaning = CLEANINGS[cleaning]
+    return kbr.fit_filter(
         KS,
         KO,
         jnp.asarray(STATES),
         jnp.asarray(OBSERVED),
         regularizer=EPSILON,
         posterior_regularizer=DELTA,
-        observation_regularizer=RIDGE,
         landmarks_states=landmarks,
         landmarks_observations=landmarks,
-        form=form,
-        transition=transition,
-        **CLEANINGS[cleaning],
+        estimator=estimator,
+        shift=shift,
+        clipping=kbr.Clipping(**cleaning),
     )
 
 
-def affine_2009(landmarks=None, form="affine"):
-    return kbr.ApproximateFilter.fit(
+def song_2009(landmarks=None, estimator="affine", **options):
+    return kbr.fit_conditional_embedding_filter(
         KS,
         KO,
         jnp.asarray(STATES[:-1]),
@@ -145,40 +150,95 @@ def affine_2009(landmarks=None, form="affine"):
         regularizer=EPSILON,
         landmarks_states=landmarks,
         landmarks_observations=landmarks,
-        form=form,
+        estimator=estimator,
+        **options,
     )
+
+
+def landmarks_of(kernel, points):
+    return kbr.greedy_landmarks(kernel, jnp.asarray(points), rank=5)
+
+
+def moments(shift, cells):
+    """The filter on moments, with everything that smoothing and inputs of a transition need."""
+    ls, lo = landmarks_of(KS, STATES[:-1]), landmarks_of(KO, OBSERVED)
+    s, o, s_next = (jnp.asarray(points) for points in (STATES[:-1], OBSERVED, STATES[1:]))
+    cells = kbr.soft_partition(KS, ls) if cells else None
+    maps = kbr.moments.moment_maps(KS, KO, ls, lo, cells=cells, shift=True)
+    emission = kbr.moments.collect_moments(maps, s, o, s_next)
+    maps = kbr.moments.moment_maps(KS, KS, ls, ls, cells=cells)
+    transition = kbr.moments.collect_moments(maps, s, s_next)
+    return kbr.KernelBayesFilter(
+        kbr.moments.fit_conditional(emission, regularizer=EPSILON),
+        kbr.moments.fit_conditional(transition, regularizer=EPSILON),
+        regularizer=DELTA,
+        clipping=kbr.Clipping() if cells else kbr.Clipping(False, 0.0),
+        shift=shift,
+    )
+
+
+def simulate(state, key):
+    u, v = state
+    move = jnp.stack([jnp.tanh(0.8 * u - 0.9 * v), 0.9 * u + 0.4 * jnp.sin(v)])
+    return move + 0.2 * jax.random.normal(key, (2,))
+
+
+def log_likelihood(observation, state):
+    return -jnp.sum((observation - state**3 / 2 - state) ** 2) / (2 * 0.2**2)
+
+
+def half_known(known):
+    s, o = jnp.asarray(STATES[:-1]), jnp.asarray(OBSERVED)
+    if known == "transition":
+        emission = kbr.fit_conditional(KS, KO, s, o, regularizer=EPSILON)
+        transition = kbr.SimulatedTransition(simulate, key=jax.random.key(0), num_draws=5)
+        return kbr.KernelBayesFilter(emission, transition, regularizer=DELTA)
+    emission = kbr.known_likelihood(KS, s, log_likelihood, regularizer=EPSILON)
+    s_next = jnp.asarray(STATES[1:])
+    transition = kbr.fit_conditional(KS, KS, s, s_next, regularizer=EPSILON)
+    return kbr.KernelBayesFilter(emission, transition)
 
 
 def every_filter():
     """One filter of each kind, in both precisions of the Gram matrix."""
     return [
-        pytest.param(lambda: fitted("b", "shift", None, 3), id="shift"),
-        pytest.param(lambda: fitted("a", "two-inverse", 5, 1), id="form a, landmarks"),
-        pytest.param(lambda: fitted("importance", "two-inverse", 5, 3), id="importance, landmarks"),
-        pytest.param(affine_2009, id="2009"),
-        pytest.param(lambda: affine_2009(5, "printed"), id="2009 printed, landmarks"),
+        pytest.param(lambda: fitted("pairs", True, None, 3), id="shift"),
+        pytest.param(lambda: fitted("prior", False, 5, 1), id="on the prior, landmarks"),
+        pytest.param(lambda: fitted("importance", False, 5, 3), id="importance, landmarks"),
+        pytest.param(song_2009, id="2009"),
+        pytest.param(lambda: song_2009(5, "song2009"), id="2009 as printed, landmarks"),
+        pytest.param(lambda: moments(True, False), id="moments, shift"),
+        pytest.param(lambda: moments(False, True), id="moments, cells"),
+        pytest.param(lambda: half_known("transition"), id="known transition"),
+        pytest.param(lambda: half_known("likelihood"), id="known likelihood"),
     ]
+
+
+def support(filt):
+    """The points that beliefs stand on."""
+    return kbr.belief(filt, kbr.run_filter(filt, jnp.asarray(TEST[:1]))).points
 
 
 @pytest.mark.parametrize("cleaning", range(len(CLEANINGS)))
-@pytest.mark.parametrize("form, transition", ESTIMATORS)
+@pytest.mark.parametrize("estimator, shift", ESTIMATORS)
 @pytest.mark.parametrize("landmarks", LANDMARKS)
-def test_kernel_bayes_filter(landmarks, form, transition, cleaning):
-    filt = fitted(form, transition, landmarks, cleaning)
-    ks, ko = gram_function(filt.states, H_S), gram_function(filt.observations, H_O)
-    run = kbr.filter(filt, jnp.asarray(GAPS), observed=jnp.asarray(MASK))
-    beliefs, priors = numpy_filter(ks, ko, form, transition, CLEANINGS[cleaning], TEST, MASK)
+def test_kernel_bayes_filter(landmarks, estimator, shift, cleaning):
+    filt = fitted(estimator, shift, landmarks, cleaning)
+    ks = gram_function(filt.emission.features_x, H_S)
+    ko = gram_function(filt.emission.features_y, H_O)
+    run = kbr.run_filter(filt, jnp.asarray(GAPS), observed=jnp.asarray(MASK))
+    beliefs, priors = numpy_filter(ks, ko, estimator, shift, CLEANINGS[cleaning], TEST, MASK)
     close(run.weights, beliefs)
     close(run.predicted, priors)
-    evidence = [
+    values = [
         p @ ko(OBSERVED, o[None])[:, 0] / p.sum() if seen else np.nan
         for p, o, seen in zip(priors, TEST, MASK, strict=True)
     ]
-    close(run.evidence, evidence)
-    assert not np.any(run.restarted)
+    close(run.predictive_value, values)
+    assert not np.any(run.restarted) and not np.any(run.discarded)
 
 
-def numpy_approximate(ks, ko, form, sequence):
+def numpy_2009(ks, ko, estimator, sequence):
     """S09 theorem 9, and the same with an intercept. The pairs are (s_t, o_{t+1}) -> s_{t+1}."""
     s, s_next, o = STATES[:-2], STATES[1:-1], OBSERVED[1:]
     n = len(s)
@@ -186,7 +246,7 @@ def numpy_approximate(ks, ko, form, sequence):
     beta, beliefs = np.full(n, 1 / n), []
     for observation in sequence:
         code = cross @ beta + ko(o, observation[None])[:, 0]
-        if form == "printed":
+        if estimator == "song2009":
             beta = np.linalg.solve(h @ k + h @ u + n * EPSILON * np.eye(n), h @ code)
         else:
             centered = h @ (code - (k + u).mean(1))
@@ -195,15 +255,15 @@ def numpy_approximate(ks, ko, form, sequence):
     return np.stack(beliefs)
 
 
-@pytest.mark.parametrize("form", ["affine", "printed"])
+@pytest.mark.parametrize("estimator", ["affine", "song2009"])
 @pytest.mark.parametrize("landmarks", LANDMARKS)
-def test_approximate_filter(landmarks, form):
-    filt = affine_2009(landmarks, form)
+def test_conditional_embedding_filter(landmarks, estimator):
+    filt = song_2009(landmarks, estimator)
     ks, ko = gram_function(filt.states, H_S), gram_function(filt.observations, H_O)
-    run = kbr.filter(filt, jnp.asarray(TEST))
-    close(run.weights, numpy_approximate(ks, ko, form, TEST))
-    close(jnp.sum(run.weights, axis=1), np.full(STEPS, float(form == "affine")))
-    close(filt.support, STATES[1:-1])
+    run = kbr.run_filter(filt, jnp.asarray(TEST))
+    close(run.weights, numpy_2009(ks, ko, estimator, TEST))
+    close(jnp.sum(run.weights, axis=1), np.full(STEPS, float(estimator == "affine")))
+    close(kbr.belief(filt, run).points, STATES[1:-1])
 
 
 # One filter, many ways to run it.
@@ -212,18 +272,22 @@ def test_approximate_filter(landmarks, form):
 @pytest.mark.parametrize("make", every_filter())
 def test_online_use_equals_the_scan(make):
     filt, sequence = make(), jnp.asarray(GAPS)
-    run = kbr.filter(filt, sequence, observed=jnp.asarray(MASK))
-    state, steps = filt.init(), []
+    run = kbr.run_filter(filt, sequence, observed=jnp.asarray(MASK))
+    state, steps, advance = kbr.init_filter(filt), [], jax.jit(kbr.filter_step)
     for observation, seen in zip(sequence, MASK, strict=True):
-        state, step = filt.step(state, observation, bool(seen))
+        state, step = advance(filt, state, observation, observed=bool(seen))
         steps.append(step)
     together = jax.tree.map(lambda *leaves: jnp.stack(leaves), *steps)
-    jax.tree.map(close, together, run)
+    whole = eqx.tree_at(lambda r: r.state, run, None, is_leaf=lambda leaf: leaf is None)
+    jax.tree.map(close, together, whole)
+    jax.tree.map(close, run.state, state)
     # The same in two pieces.
-    middle, first = kbr.advance(filt, filt.init(), sequence[:3], observed=jnp.asarray(MASK[:3]))
-    last, second = kbr.advance(filt, middle, sequence[3:], observed=jnp.asarray(MASK[3:]))
-    jax.tree.map(lambda a, b, c: close(jnp.concatenate([a, b]), c), first, second, run)
-    jax.tree.map(close, last, state)
+    first = kbr.run_filter(filt, sequence[:3], observed=jnp.asarray(MASK[:3]))
+    second = kbr.run_filter(filt, sequence[3:], observed=jnp.asarray(MASK[3:]), state=first.state)
+    for a, b, c in zip(*(jax.tree.leaves(r.weights) for r in (first, second, run)), strict=True):
+        close(jnp.concatenate([a, b]), c)
+    jax.tree.map(close, second.state, state)
+    assert str(round(float(run.predictive_value[0]), 3))[:4] in repr(run)
 
 
 @pytest.mark.parametrize("make", every_filter())
@@ -232,44 +296,43 @@ def test_vmap_over_sequences_equals_a_loop(make):
     batch = jnp.asarray(
         np.stack([TEST, nonlinear_sequence(STEPS, 2)[1], nonlinear_sequence(STEPS, 3)[1]])
     )
-    together = jax.vmap(lambda sequence: kbr.filter(filt, sequence))(batch)
-    assert together.weights.shape == (3, STEPS, filt.states.size)
+    together = jax.vmap(lambda sequence: kbr.run_filter(filt, sequence))(batch)
+    assert together.predictive_value.shape == (3, STEPS)
     for index, sequence in enumerate(batch):
-        alone = kbr.filter(filt, sequence)
+        alone = kbr.run_filter(filt, sequence)
         jax.tree.map(lambda a, b, index=index: close(a[index], b), together, alone)
 
 
 @pytest.mark.parametrize("make", every_filter())
 def test_missing_observations_are_predictions(make):
-    """After some observations, k missing ones give the belief that `predict(k)` embeds."""
+    """After some observations, k missing ones give the belief of `predict(k)`."""
     filt = make()
-    state, run = kbr.advance(filt, filt.init(), jnp.asarray(TEST[:3]))
-    start = run.weights[-1]
+    run = kbr.run_filter(filt, jnp.asarray(TEST[:3]))
     gap = jnp.full((3, 2), jnp.nan)
-    _, missing = kbr.advance(filt, state, gap, observed=jnp.zeros(3, bool))
-    assert np.all(np.isnan(missing.evidence))
-    points = jnp.asarray(STATES[:5])
+    missing = kbr.run_filter(filt, gap, observed=jnp.zeros(3, bool), state=run.state)
+    assert np.all(np.isnan(missing.predictive_value))
     for k in (1, 2, 3):
-        ahead = filt.predict(start, k)
-        close(ahead.points, filt.successors)
-        if isinstance(filt, kbr.KernelBayesFilter) and filt.form != "a":
-            # The belief is the prediction, regressed onto the training states and cleaned.
-            coordinates = ahead.weights @ filt.successor_codes
-            weights = filt.states.ridge_weights(filt.state_factor, coordinates[None])[0]
-            options = {
-                "clip": filt.clip,
-                "truncation": filt.truncation,
-                "normalize": filt.normalize,
-            }
-            close(missing.weights[k - 1], kbr.clean_weights(weights, **options))
+        ahead = kbr.predict(filt, run, k)
+        jax.tree.map(lambda a, b, k=k: close(a[-1], b[k - 1]), ahead.weights, missing.weights)
+        at = jnp.asarray(STATES[:5])
+        expected = kbr.evaluate(kbr.belief(filt, missing), at)[k - 1]
+        close(kbr.evaluate(kbr.belief(filt, ahead), at)[-1], expected)
+
+
+def test_a_prediction_is_the_sum_rule_regressed_and_clipped():
+    for filt in (fitted("pairs", True, None, 3), fitted("importance", False, 5, 3)):
+        run = kbr.run_filter(filt, jnp.asarray(TEST[:3]))
+        belief = kbr.belief(filt, run)
+        moved = kbr.Embedding(KS, belief.points, belief.weights[-1])
+        if filt is fitted("pairs", True, None, 3):
+            moved = kbr.Embedding(KS, filt.transition.learned.features_y.points, moved.weights)
         else:
-            close(missing.weights[k - 1], ahead.weights)
-            close(
-                kbr.evaluate(filt.belief(missing.weights[k - 1]), points),
-                kbr.evaluate(ahead, points),
-            )
-    batch = filt.predict(run.weights, 2)
-    close(batch.weights[-1], filt.predict(start, 2).weights)
+            moved = kbr.sum_rule(filt.transition.model, moved)
+        ks = filt.emission.features_x
+        mean = moved.weights @ ks.coordinates(moved.points)
+        weights = ks.ridge_weights(filt.emission.factor, mean[None])[0]
+        expected = kbr.clip_and_normalize(weights, filt.clipping)
+        close(kbr.predict(filt, run).weights[-1], expected)
 
 
 @pytest.mark.parametrize("make", every_filter())
@@ -279,7 +342,8 @@ def test_missing_values_reach_neither_value_nor_gradient(make):
     @eqx.filter_jit
     @jax.value_and_grad
     def loss(sequence, filt):
-        return jnp.sum(kbr.filter(filt, sequence, observed=mask).weights ** 2)
+        run = kbr.run_filter(filt, sequence, observed=mask)
+        return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(run.weights))
 
     value, gradient = loss(jnp.asarray(GAPS), filt)
     expected, expected_gradient = loss(jnp.asarray(np.where(MASK[:, None], TEST, 7.0)), filt)
@@ -304,71 +368,92 @@ def test_init_from_a_prior(landmarks):
             ks(sample, sample) + T * EPSILON * np.eye(T), ks(sample, points) @ weights
         )
 
-    for form, transition in (("b", "shift"), ("a", "two-inverse")):
-        filt = fitted(form, transition, landmarks)
-        ks = gram_function(filt.states, H_S)
-        state = filt.init(prior)
+    for estimator, shift in (("pairs", True), ("prior", False)):
+        filt = fitted(estimator, shift, landmarks)
+        ks = gram_function(filt.emission.features_x, H_S)
+        state = kbr.init_filter(filt, prior)
         close(state.weights, projected(ks, s))
-        close(state.shifted, projected(ks, s_next if form == "a" else s))
-        run = kbr.filter(filt, jnp.asarray(TEST), prior=prior)
-        close(run.weights[0], filt.step(state, jnp.asarray(TEST[0]))[1].weights)
-    close(fitted("b", "shift", landmarks).init().weights, np.full(T, 1 / T))
+        if estimator == "prior":
+            close(state.shifted, projected(ks, s_next))
+        run = kbr.run_filter(filt, jnp.asarray(TEST), prior=prior)
+        close(run.weights[0], kbr.filter_step(filt, state, jnp.asarray(TEST[0]))[1].weights)
+    close(kbr.init_filter(fitted("pairs", True, landmarks)).weights, np.full(T, 1 / T))
 
 
 @pytest.mark.parametrize("landmarks", LANDMARKS)
-@pytest.mark.parametrize("form, transition", ESTIMATORS[:2])
-def test_init_from_an_observation(form, transition, landmarks):
-    filt = fitted(form, transition, landmarks)
-    ko = gram_function(filt.observations, H_O)
+@pytest.mark.parametrize("estimator, shift", ESTIMATORS[:2])
+def test_init_from_an_observation(estimator, shift, landmarks):
+    filt = fitted(estimator, shift, landmarks)
+    ko = gram_function(filt.emission.features_y, H_O)
     column = ko(OBSERVED, TEST[:1])[:, 0]
     own = np.linalg.solve(ko(OBSERVED, OBSERVED) + T * RIDGE * np.eye(T), column)
-    state, step = filt.init_from_observation(jnp.asarray(TEST[0]))
+    state, step = kbr.init_from_observation(filt, jnp.asarray(TEST[0]), regularizer=RIDGE)
     close(step.weights, own)
-    close(step.evidence, own @ column / own.sum())
-    ks = gram_function(filt.states, H_S)
+    close(step.predictive_value, own @ column / own.sum())
+    ks = gram_function(filt.emission.features_x, H_S)
     s, s_next = STATES[:-1], STATES[1:]
     inverse = np.linalg.inv(ks(s, s) + T * EPSILON * np.eye(T))
-    shifted = own if transition == "shift" else inverse @ ks(s, s) @ own
-    close(state.shifted, shifted)
+    shifted = own if shift else inverse @ ks(s, s) @ own
     close(state.weights, inverse @ ks(s, s_next) @ shifted)
 
 
-def test_separate_transitions_equal_the_sequence_they_come_from():
-    common = {"regularizer": EPSILON, "posterior_regularizer": DELTA}
-    s, o = jnp.asarray(STATES), jnp.asarray(OBSERVED)
-    whole = kbr.KernelBayesFilter.fit(KS, KO, s, o, **common)
-    short = kbr.KernelBayesFilter.fit(
-        KS, KO, s, jnp.concatenate([o, o[:1]]), **common
-    )  # the last pair is dropped
-    triples = kbr.KernelBayesFilter.fit(KS, KO, s[:-1], o, successors=s[1:], **common)
-    for other in (short, triples):
-        jax.tree.map(
-            close, kbr.filter(other, jnp.asarray(TEST)), kbr.filter(whole, jnp.asarray(TEST))
-        )
-    whole = kbr.ApproximateFilter.fit(KS, KO, s, o, regularizer=EPSILON)
-    triples = kbr.ApproximateFilter.fit(
-        KS, KO, s[:-2], o[1:], successors=s[1:-1], regularizer=EPSILON
-    )
-    jax.tree.map(
-        close, kbr.filter(triples, jnp.asarray(TEST)), kbr.filter(whole, jnp.asarray(TEST))
-    )
+@pytest.mark.parametrize("make", every_filter())
+def test_every_filter_starts_from_an_observation(make):
+    filt = make()
+    state, step = kbr.init_from_observation(filt, jnp.asarray(TEST[0]), regularizer=RIDGE)
+    run = kbr.run_filter(filt, jnp.asarray(TEST[1:]), state=state)
+    ahead = kbr.predict(filt, step)
+    gap = kbr.run_filter(filt, jnp.full((1, 2), jnp.nan), observed=np.array([False]), state=state)
+    jax.tree.map(lambda a, b: close(a, b[0]), ahead.weights, gap.weights)
+    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(run.weights))
 
 
-def test_no_recovery_is_recovery_with_nothing_in_it():
-    fit = functools.partial(
-        kbr.KernelBayesFilter.fit,
+def test_moments_start_from_an_observation_as_the_sample_does():
+    ours = moments(True, False)
+    theirs = kbr.fit_filter(
         KS,
         KO,
         jnp.asarray(STATES),
         jnp.asarray(OBSERVED),
         regularizer=EPSILON,
         posterior_regularizer=DELTA,
+        landmarks_states=landmarks_of(KS, STATES[:-1]),
+        landmarks_observations=landmarks_of(KO, OBSERVED),
+        clipping=kbr.Clipping(False, 0.0),
     )
-    plain, nothing = (
-        kbr.filter(fit(recovery=r), jnp.asarray(TEST)) for r in (None, kbr.Recovery())
-    )
+    starts = [
+        kbr.init_from_observation(filt, jnp.asarray(TEST[0]), regularizer=RIDGE)
+        for filt in (ours, theirs)
+    ]
+    runs = [
+        kbr.run_filter(filt, jnp.asarray(TEST[1:]), state=state)
+        for filt, (state, _) in zip((ours, theirs), starts, strict=True)
+    ]
+    for filt, (_, step), run in zip((ours, theirs), starts, runs, strict=True):
+        close(kbr.state_mean(filt, step), kbr.state_mean(ours, starts[0][1]))
+        close(kbr.state_mean(filt, run), kbr.state_mean(ours, runs[0]))
+
+
+def test_separate_transitions_equal_the_sequence_they_come_from():
+    s, o, sequence = jnp.asarray(STATES), jnp.asarray(OBSERVED), jnp.asarray(TEST)
+
+    def weights(fit, *data, **more):
+        return kbr.run_filter(fit(KS, KO, *data, regularizer=EPSILON, **more), sequence).weights
+
+    fit = functools.partial(kbr.fit_filter, posterior_regularizer=DELTA)
+    whole = weights(fit, s, o)
+    close(weights(fit, s, jnp.concatenate([o, o[:1]])), whole)  # the last pair is dropped
+    close(weights(fit, s[:-1], o, successors=s[1:]), whole)
+    fit = kbr.fit_conditional_embedding_filter
+    close(weights(fit, s[:-2], o[1:], successors=s[1:-1]), weights(fit, s, o))
+
+
+def test_no_reset_is_a_reset_with_nothing_in_it():
+    filt = fitted("pairs", True, None, 3)
+    reset = functools.partial(kbr.experimental.reset_filter, filt, observation_regularizer=EPSILON)
+    plain, nothing = (kbr.run_filter(f, jnp.asarray(TEST)) for f in (filt, reset()))
     jax.tree.map(close, plain, nothing)
-    always = kbr.filter(fit(recovery=kbr.Recovery(restart_below=0.999)), jnp.asarray(TEST))
+    always = kbr.run_filter(reset(restart_below=0.999), jnp.asarray(TEST))
     assert np.any(always.restarted)
     assert np.all(np.isfinite(always.weights))
 
@@ -412,57 +497,62 @@ def forward_filter(initial, transition, emission, sequence):
     return np.stack(beliefs)
 
 
-def table_filter(s, o, s_next, form):
-    return kbr.KernelBayesFilter.fit(
+def table_filter(s, o, s_next, estimator):
+    return kbr.fit_filter(
         kbr.Delta(),
         kbr.Delta(),
         jnp.asarray(s),
         jnp.asarray(o),
         successors=jnp.asarray(s_next),
         regularizer=1e-9,
-        posterior_regularizer=1e-9 if form == "importance" else 1e-13,
-        form=form,
-        transition="two-inverse",
-        landmarks_states=3,
-        landmarks_observations=3,
-        clip=True,
-        truncation=0.0,
-        normalize=True,
+        posterior_regularizer=1e-9 if estimator == "importance" else 1e-13,
+        estimator=estimator,
+        shift=False,
+        landmarks_states=kbr.greedy_landmarks(kbr.Delta(), jnp.asarray(s), rank=3),
+        landmarks_observations=kbr.greedy_landmarks(kbr.Delta(), jnp.asarray(o), rank=3),
+        clipping=kbr.Clipping(True, 0.0),
     )
 
 
-def by_state(filt, weights):
-    """Belief weights as normalized probabilities of the three states."""
-    table = np.asarray(weights) @ (np.asarray(filt.support)[:, None] == np.arange(3)).astype(float)
+def by_state(belief):
+    """A belief as normalized probabilities of the three states."""
+    points = np.asarray(belief.points)
+    table = np.asarray(belief.weights) @ (points[:, None] == np.arange(3)).astype(float)
     return table / table.sum(-1, keepdims=True)
 
 
 @pytest.mark.parametrize("default", [True, False], ids=["default prior", "given prior"])
-@pytest.mark.parametrize("form", ["a", "b", "importance"])
+@pytest.mark.parametrize("estimator", ["prior", "pairs", "importance"])
 @pytest.mark.parametrize("seed", range(2))
-def test_random_hidden_markov_models(seed, form, default):
+def test_random_hidden_markov_models(seed, estimator, default):
     transitions, emission, sequence = random_model(seed)
     s, o, s_next, emission = model_sample(transitions, emission)
-    filt, matrix = table_filter(s, o, s_next, form), transitions / transitions.sum(1, keepdims=True)
+    filt, matrix = (
+        table_filter(s, o, s_next, estimator),
+        transitions / transitions.sum(1, keepdims=True),
+    )
     initial = np.bincount(s, minlength=3) / len(s) if default else np.array([0.6, 0.3, 0.1])
     prior = None if default else kbr.embed(kbr.Delta(), jnp.arange(3), jnp.asarray(initial))
-    run = kbr.filter(filt, jnp.asarray(sequence), prior=prior)
+    run = kbr.run_filter(filt, jnp.asarray(sequence), prior=prior)
     expected = forward_filter(initial, matrix, emission, sequence)
-    close(by_state(filt, run.weights), expected, 0, 1e-6)
+    close(by_state(kbr.belief(filt, run)), expected, 0, 1e-6)
     observed_probability = np.concatenate([[initial], expected[:-1] @ matrix]) @ emission
-    close(run.evidence, observed_probability[np.arange(12), sequence], 0, 1e-6)
+    close(run.predictive_value, observed_probability[np.arange(12), sequence], 0, 1e-6)
 
 
-@pytest.mark.parametrize("form", ["a", "b", "importance"])
-def test_a_first_observation_without_a_prior_is_bayes_with_the_training_frequencies(form):
+@pytest.mark.parametrize("estimator", ["prior", "pairs", "importance"])
+def test_a_first_observation_without_a_prior_is_bayes_with_the_training_frequencies(estimator):
     transitions, emission, sequence = random_model(0)
     s, o, s_next, emission = model_sample(transitions, emission)
-    filt, matrix = table_filter(s, o, s_next, form), transitions / transitions.sum(1, keepdims=True)
+    filt, matrix = (
+        table_filter(s, o, s_next, estimator),
+        transitions / transitions.sum(1, keepdims=True),
+    )
     expected = forward_filter(np.bincount(s, minlength=3) / len(s), matrix, emission, sequence)
-    state, first = filt.init_from_observation(jnp.asarray(sequence[0]))
-    close(by_state(filt, first.weights), expected[0], 0, 1e-6)
-    _, rest = kbr.advance(filt, state, jnp.asarray(sequence[1:]))
-    close(by_state(filt, rest.weights), expected[1:], 0, 1e-6)
+    state, first = kbr.init_from_observation(filt, jnp.asarray(sequence[0]), regularizer=1e-9)
+    close(by_state(kbr.belief(filt, first)), expected[0], 0, 1e-6)
+    rest = kbr.run_filter(filt, jnp.asarray(sequence[1:]), state=state)
+    close(by_state(kbr.belief(filt, rest)), expected[1:], 0, 1e-6)
 
 
 # Gradients through a long scan.
@@ -477,10 +567,14 @@ def validation_error(kind):
     states, observations = nonlinear_sequence(30, 5)
     truth, sequence = nonlinear_sequence(LONG, 6)
     options = {
-        "printed": {"form": "b", "clip": False, "truncation": 0.0, "normalize": False},
-        "clipped": {"form": "b", "clip": True, "truncation": 0.02, "normalize": True},
-        "importance": {"form": "importance", "truncation": 0.0, "transition": "two-inverse"},
-        "form a": {"form": "a", "clip": False, "truncation": 0.0, "normalize": True},
+        "printed": {"clipping": kbr.Clipping(False, 0.0, False)},
+        "clipped": {"clipping": kbr.Clipping()},
+        "importance": {
+            "estimator": "importance",
+            "clipping": kbr.Clipping(truncation=0.0),
+            "shift": False,
+        },
+        "on the prior": {"estimator": "prior", "clipping": kbr.Clipping(False, 0.0)},
         "2009": {},
     }[kind]
 
@@ -489,17 +583,19 @@ def validation_error(kind):
         kernels = kbr.Gaussian(p["state"]), kbr.Gaussian(p["observation"])
         data = jnp.asarray(states), jnp.asarray(observations)
         if kind == "2009":
-            filt = kbr.ApproximateFilter.fit(*kernels, *data, regularizer=p["regularizer"])
+            filt = kbr.fit_conditional_embedding_filter(
+                *kernels, *data, regularizer=p["regularizer"]
+            )
         else:
             ridges = {name: p[name] for name in ("regularizer", "posterior_regularizer")}
-            filt = kbr.KernelBayesFilter.fit(*kernels, *data, **ridges, **options)
-        run = kbr.filter(filt, jnp.asarray(sequence))
-        return jnp.mean((kbr.mean(filt.belief(run.weights)) - jnp.asarray(truth[:-1])) ** 2)
+            filt = kbr.fit_filter(*kernels, *data, **ridges, **options)
+        run = kbr.run_filter(filt, jnp.asarray(sequence))
+        return jnp.mean((kbr.state_mean(filt, run) - jnp.asarray(truth[:-1])) ** 2)
 
     return jax.jit(jax.value_and_grad(loss))
 
 
-@pytest.mark.parametrize("kind", ["printed", "clipped", "importance", "form a", "2009"])
+@pytest.mark.parametrize("kind", ["printed", "clipped", "importance", "on the prior", "2009"])
 def test_gradients_through_two_hundred_steps(kind):
     with_gradient = validation_error(kind)
     logs = {name: jnp.log(jnp.asarray(value)) for name, value in PARAMETERS.items()}
@@ -525,7 +621,7 @@ def test_one_compilation_serves_all_parameters():
     @jax.jit
     @chex.assert_max_traces(n=1)
     def weights(bandwidth, epsilon, delta):
-        filt = kbr.KernelBayesFilter.fit(
+        filt = kbr.fit_filter(
             kbr.Gaussian(bandwidth),
             KO,
             states,
@@ -533,7 +629,7 @@ def test_one_compilation_serves_all_parameters():
             regularizer=epsilon,
             posterior_regularizer=delta,
         )
-        return kbr.filter(filt, sequence).weights
+        return kbr.run_filter(filt, sequence).weights
 
     runs = [weights(*values) for values in ((0.8, 0.03, 0.02), (0.9, 0.01, 0.02), (1.0, 0.2, 0.1))]
     assert not np.allclose(runs[0], runs[1])
@@ -548,17 +644,17 @@ def test_a_refitted_filter_is_not_compiled_again():
             return super().gram(x, y)
 
     def run(bandwidth, epsilon):
-        filt = kbr.KernelBayesFilter.fit(
+        filt = kbr.fit_filter(
             KS,
             Counting(bandwidth),
             jnp.asarray(STATES),
             jnp.asarray(OBSERVED),
             regularizer=epsilon,
             posterior_regularizer=DELTA,
-            truncation=epsilon,
+            clipping=kbr.Clipping(truncation=epsilon),
         )
         before = len(traces)
-        kbr.filter(filt, jnp.asarray(TEST))
+        kbr.run_filter(filt, jnp.asarray(TEST))
         return len(traces) - before
 
     assert [run(0.9, 0.03), run(0.7, 0.01), run(jnp.asarray(0.8), jnp.asarray(0.02))] == [1, 0, 0]
@@ -587,7 +683,7 @@ def test_the_filter_beats_the_raw_observation_on_a_rotation():
 
     kernels = kbr.Gaussian(0.5), kbr.Gaussian(0.5)
     data = jnp.asarray(states), jnp.asarray(observations)
-    filt = kbr.KernelBayesFilter.fit(
+    filt = kbr.fit_filter(
         *kernels,
         *data,
         regularizer=1e-3,
@@ -595,11 +691,9 @@ def test_the_filter_beats_the_raw_observation_on_a_rotation():
         landmarks_states=40,
         landmarks_observations=40,
     )
-    filtered = error(kbr.mean(filt.belief(kbr.filter(filt, jnp.asarray(sequence)).weights)))
-    approximate = kbr.ApproximateFilter.fit(*kernels, *data, regularizer=1e-3)
-    simple = error(
-        kbr.mean(approximate.belief(kbr.filter(approximate, jnp.asarray(sequence)).weights))
-    )
+    filtered = error(kbr.state_mean(filt, kbr.run_filter(filt, jnp.asarray(sequence))))
+    simpler = kbr.fit_conditional_embedding_filter(*kernels, *data, regularizer=1e-3)
+    simple = error(kbr.state_mean(simpler, kbr.run_filter(simpler, jnp.asarray(sequence))))
     raw = error(sequence)
     assert 0.06 < raw < 0.1
     assert 0.035 < filtered < 0.8 * raw  # below .04 it would know more than an optimal filter
