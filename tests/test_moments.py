@@ -1,4 +1,4 @@
-"""Rules and filters on moments: equal to the weights form on the same landmarks, however the sample is divided."""
+"""Rules and filters on moments: equal to the sample on the same landmarks."""
 
 import os
 import subprocess
@@ -41,8 +41,10 @@ def close(actual, expected, tolerance=1e-8):
 
 
 def moment_model(cells=None):
-    return kbr.fit_moments(
-        kbr.collect_moments(kbr.moment_maps(KX, KY, LX, LY, cells=cells), X, Y, block=17),
+    return kbr.moments.fit_conditional(
+        kbr.moments.collect_moments(
+            kbr.moments.moment_maps(KX, KY, LX, LY, cells=cells), X, Y, block_size=17
+        ),
         regularizer=1e-3,
     )
 
@@ -68,8 +70,8 @@ def joint_in_span(joint):
 
 def test_sums_are_sums():
     cells = kbr.soft_partition(KX, LX)
-    moments = kbr.collect_moments(
-        kbr.moment_maps(KX, KY, LX, LY, cells=cells, shift=True), X, Y, NEXT
+    moments = kbr.moments.collect_moments(
+        kbr.moments.moment_maps(KX, KY, LX, LY, cells=cells, shift=True), X, Y, NEXT
     )
     phi, following, psi = (
         moments.maps.x.coordinates(X),
@@ -80,9 +82,7 @@ def test_sums_are_sums():
     a = cells.assign(X)
     close(jnp.sum(a, 1), 1)
     close(moments.count, N)
-    close(moments.total, phi.sum(0))
     close(moments.covariance, phi.T @ phi)
-    close(moments.cross, phi.T @ following)
     close(moments.mass, a.sum(0))
     close(moments.pairs, phi.T @ psi)
     c = np.linspace(-1, 1, P)
@@ -102,16 +102,13 @@ def test_rules_equal_the_weights_form(cells):
         kbr.evaluate(kbr.sum_rule(model, PRIOR), LY.points),
         kbr.evaluate(kbr.sum_rule(reference, PRIOR), LY.points),
     )
-    joint, expected = kbr.sum_rule(model, PRIOR, form="b"), kbr.sum_rule(reference, PRIOR, form="b")
-    close(joint_in_span(joint), joint_in_span(expected))
-    for form in ("a", "b"):
+    for estimator in ("prior", "pairs"):
         close(
-            joint_in_span(kbr.chain_rule(model, PRIOR, form=form)),
-            joint_in_span(kbr.chain_rule(reference, PRIOR, form=form)),
+            joint_in_span(kbr.chain_rule(model, PRIOR, estimator=estimator)),
+            joint_in_span(kbr.chain_rule(reference, PRIOR, estimator=estimator)),
         )
-        options = dict(regularizer=1e-4, form=form, normalize=True)
-        if cells:
-            options |= dict(clip=True, truncation=0.05)
+        clipping = kbr.Clipping(truncation=0.05) if cells else NORMALIZED
+        options = dict(regularizer=1e-4, estimator=estimator, clipping=clipping)
         ours, theirs = (
             kbr.bayes_rule(model, PRIOR, NEW, **options),
             kbr.bayes_rule(reference, PRIOR, NEW, **options),
@@ -126,158 +123,222 @@ def test_rules_equal_the_weights_form(cells):
 
 def test_importance_weights_need_cells():
     model, reference = moment_model(every_point_a_cell()), weights_model()
-    options = dict(regularizer=1e-4, form="importance", normalize=True)
+    clipping = kbr.Clipping(truncation=0.0)
+    options = dict(regularizer=1e-4, estimator="importance", clipping=clipping)
     ours, theirs = (kbr.bayes_rule(m, PRIOR, NEW[0], **options) for m in (model, reference))
     close(in_span(ours, KX, LX), in_span(theirs, KX, LX))
     with pytest.raises(ValueError, match="soft_partition"):
         kbr.bayes_rule(moment_model(), PRIOR, NEW[0], **options)
     with pytest.raises(ValueError, match="soft_partition"):
-        kbr.bayes_rule(moment_model(), PRIOR, NEW[0], regularizer=1e-4, clip=True)
+        kbr.bayes_rule(moment_model(), PRIOR, NEW[0], regularizer=1e-4)
+    with pytest.raises(ValueError, match="cannot clip"):
+        moment_filter(clipping=kbr.Clipping())
 
 
-OPTIONS = dict(
-    regularizer=1e-3, posterior_regularizer=1e-3, landmarks_states=LX, landmarks_observations=LY
-)
+NORMALIZED = kbr.Clipping(False, 0.0)
 
 
-def moment_filter(cells=None, sequence=(STATES, OBSERVATIONS), **options):
-    return kbr.MomentFilter.fit(KX, KY, *sequence, cells=cells, **OPTIONS | options)
+def moment_filter(
+    cells=None,
+    sequence=(STATES, OBSERVATIONS),
+    kernel=KX,
+    landmarks=(LX, LY),
+    shift=True,
+    ridge=1e-3,
+    mask=None,
+    **options,
+):
+    """The filter on moments, made of an emission and (without `shift`) a transition model."""
+    s, o, s_next = sequence[0][:-1], sequence[1][: len(sequence[0]) - 1], sequence[0][1:]
+    maps = kbr.moments.moment_maps(kernel, KY, *landmarks, cells=cells, shift=True)
+    emission = kbr.moments.collect_moments(maps, s, o, s_next, mask=mask)
+    transition = None
+    if not shift:
+        maps = kbr.moments.moment_maps(kernel, kernel, landmarks[0], landmarks[0])
+        transition = kbr.moments.collect_moments(maps, s, s_next, mask=mask)
+        transition = kbr.moments.fit_conditional(transition, regularizer=ridge)
+    clipping = NORMALIZED if cells is None else kbr.Clipping()
+    return kbr.KernelBayesFilter(
+        kbr.moments.fit_conditional(emission, regularizer=1e-3),
+        transition,
+        shift=shift,
+        **{"regularizer": 1e-3, "clipping": clipping, **options},
+    )
 
 
-def weights_filter(**options):
-    return kbr.KernelBayesFilter.fit(KX, KY, STATES, OBSERVATIONS, **OPTIONS | options)
+def sample_filter(shift=True, ridge=1e-3, landmarks=(LX, LY), **options):
+    emission = kbr.fit_conditional(
+        KX, KY, X, Y, regularizer=1e-3, landmarks_x=landmarks[0], landmarks_y=landmarks[1]
+    )
+    transition = kbr.fit_conditional(
+        KX, KX, X, NEXT, regularizer=ridge, landmarks_x=landmarks[0], landmarks_y=landmarks[0]
+    )
+    return kbr.KernelBayesFilter(emission, transition, regularizer=1e-3, shift=shift, **options)
 
 
+def weights_of(filt, run):
+    return kbr.moments.moment_weights(filt.emission, run.weights, X, Y)
+
+
+@pytest.mark.parametrize("start", ["prior", "marginal"])
 @pytest.mark.parametrize(
-    ("kind", "transition"),
-    [
-        ("plain", "shift"),
-        ("plain", "two-inverse"),
-        ("cells", "shift"),
-        ("importance", "two-inverse"),
-    ],
+    ("kind", "shift"), [("plain", True), ("plain", False), ("cells", True), ("importance", False)]
 )
-def test_filter_equals_the_weights_form(kind, transition):
+def test_filter_equals_the_sample_form(kind, shift, start):
     if kind == "plain":
-        ours = moment_filter(transition=transition)
-        theirs = weights_filter(transition=transition, clip=False, truncation=0.0)
+        ours = moment_filter(shift=shift)
+        theirs = sample_filter(shift=shift, clipping=NORMALIZED)
     else:
-        form = "importance" if kind == "importance" else "b"
-        ours = moment_filter(
-            every_point_a_cell(), transition=transition, form=form, transition_regularizer=1e-2
-        )
-        theirs = weights_filter(transition=transition, form=form, transition_regularizer=1e-2)
+        estimator = "importance" if kind == "importance" else "pairs"
+        options = {"shift": shift, "ridge": 1e-2, "estimator": estimator}
+        ours, theirs = moment_filter(every_point_a_cell(), **options), sample_filter(**options)
     observed = jnp.arange(15) % 5 != 3
-    prior = kbr.embed(KX, X)
-    steps = kbr.filter(ours, NEW, observed=observed, prior=prior)
-    expected = kbr.filter(theirs, NEW, observed=observed, prior=prior)
-    close(ours.weights(steps, X, Y), expected.weights)
-    close(steps.evidence, expected.evidence)
-    close(ours.expectation(steps), kbr.mean(theirs.belief(expected.weights)))
+    # Without a prior both forms start from the same uniform weights.
+    prior = kbr.embed(KX, X) if start == "prior" else None
+    steps = kbr.run_filter(ours, NEW, observed=observed, prior=prior)
+    expected = kbr.run_filter(theirs, NEW, observed=observed, prior=prior)
+    close(weights_of(ours, steps), expected.weights)
+    close(steps.predictive_value, expected.predictive_value)
+    close(kbr.state_mean(ours, steps), kbr.state_mean(theirs, expected))
+    belief = kbr.belief(ours, steps)
     if kind == "plain":
-        close(in_span(ours.belief(steps), KX, LX), in_span(theirs.belief(expected.weights), KX, LX))
+        close(in_span(belief, KX, LX), in_span(kbr.belief(theirs, expected), KX, LX))
     else:
-        order = jnp.argmin(jnp.abs(ours.belief(steps).points[:, None] - X[None]).sum(-1), axis=0)
-        close(ours.belief(steps).weights[:, order], expected.weights)
+        order = jnp.argmin(jnp.abs(belief.points[:, None] - X[None]).sum(-1), axis=0)
+        close(belief.weights[:, order], expected.weights)
 
 
 def test_random_fourier_features():
-    draws = {
-        f"landmarks_{name}": kbr.random_fourier(k, d, rank=20, key=jax.random.key(0))
-        for name, k, d in (("states", KX, 2), ("observations", KY, 1))
-    }
-    ours, theirs = moment_filter(**draws), weights_filter(clip=False, truncation=0.0, **draws)
-    steps, expected = kbr.filter(ours, NEW, prior=PRIOR), kbr.filter(theirs, NEW, prior=PRIOR)
-    close(ours.expectation(steps), kbr.mean(theirs.belief(expected.weights)))
+    draws = [
+        kbr.random_fourier(k, d, rank=20, key=jax.random.key(0)) for k, d in ((KX, 2), (KY, 1))
+    ]
+    ours = moment_filter(landmarks=draws)
+    theirs = sample_filter(clipping=NORMALIZED, landmarks=draws)
+    steps, expected = (kbr.run_filter(filt, NEW, prior=PRIOR) for filt in (ours, theirs))
+    close(kbr.state_mean(ours, steps), kbr.state_mean(theirs, expected))
     with pytest.raises(ValueError, match="use landmarks for this variable"):
-        ours.belief(steps)
+        kbr.belief(ours, steps)
 
 
 def test_max_active_is_exact_while_truncation_leaves_fewer():
     cells, prior = kbr.soft_partition(KX, LX), kbr.embed(KX, X[:2])
     steps, same = (
-        kbr.filter(moment_filter(cells, max_active=k), NEW, prior=prior) for k in (None, 10)
+        kbr.run_filter(moment_filter(cells, max_active=k), NEW, prior=prior) for k in (None, 10)
     )
-    assert 1 < int(jnp.sum(steps.prior > 0, axis=1).max()) <= 10
-    close(same.prior, steps.prior)
+    assert 1 < int(jnp.sum(steps.predicted > 0, axis=1).max()) <= 10
+    close(same.predicted, steps.predicted)
+    close(same.discarded, 0)
 
 
 def test_max_active_takes_the_most_likely_cells_of_a_flat_prior():
     cells = every_point_a_cell()
-    few, full = (
-        moment_filter(cells, max_active=k, normalize=False, truncation=0.0) for k in (20, None)
-    )
-    code = full.coordinates_of(NEW[0])
-    likelihood = full.observations.coordinates(Y) @ code
+    clipping = kbr.Clipping(truncation=0.0, normalize=False)
+    few, full = (moment_filter(cells, max_active=k, clipping=clipping) for k in (20, None))
+    code = kbr.gram(KY, NEW[:1], LY.points) @ jnp.linalg.inv(kbr.gram(KY, LY.points, LY.points))
+    likelihood = kbr.gram(KY, Y, LY.points) @ code[0]
     chosen = jnp.zeros(N).at[jnp.argsort(-likelihood)[:20]].set(1)
-    one, other = (
-        filt.update(state, code, jnp.asarray(True))
-        for filt, state in ((few, few.init()), (full, chosen / N))
-    )
-    close(one[1].likelihood, other[1].likelihood)
-    close(one[0], other[0])
+    state = kbr.init_filter(few)
+    other = eqx.tree_at(lambda s: s.weights, state, chosen / N)
+    one, two = (kbr.filter_step(filt, s, NEW[0]) for filt, s in ((few, state), (full, other)))
+    close(one[1].weights.update, two[1].weights.update)
+    close(one[0].weights, two[0].weights)
+    close(one[1].discarded, 40 / 60)
 
 
 def test_where_clipping_leaves_nothing_all_points_weigh_the_same():
-    far, options = kbr.embed(KX, jnp.full((1, 2), 100.0)), {"regularizer": 1e-3, "clip": True}
-    for form in ("b", "importance"):
+    far, options = (
+        kbr.embed(KX, jnp.full((1, 2), 100.0)),
+        {
+            "regularizer": 1e-3,
+            "clipping": kbr.Clipping(True, 0.0, False),
+        },
+    )
+    for estimator in ("pairs", "importance"):
         ours = kbr.bayes_rule(
-            moment_model(every_point_a_cell()), far, NEW[:3], form=form, **options
+            moment_model(every_point_a_cell()), far, NEW[:3], estimator=estimator, **options
         )
-        expected = kbr.bayes_rule(weights_model(), far, NEW[:3], form=form, **options)
+        expected = kbr.bayes_rule(weights_model(), far, NEW[:3], estimator=estimator, **options)
         close(in_span(ours, KX, LX), in_span(expected, KX, LX))
 
 
 def test_a_filter_of_padding_alone_is_finite():
     for cells in (None, kbr.soft_partition(KX, LX)):
-        filt = moment_filter(cells, mask=jnp.zeros(N + 1, bool))
-        assert np.all(np.isfinite(filt.init()))
-        assert np.all(np.isfinite(kbr.filter(filt, NEW).prior))
+        filt = moment_filter(cells, mask=jnp.zeros(N, bool))
+        assert np.all(np.isfinite(kbr.init_filter(filt).weights))
+        assert np.all(np.isfinite(kbr.run_filter(filt, NEW).predicted))
 
 
 def test_prediction_is_a_step_without_observation():
     for filt in (moment_filter(), moment_filter(kbr.soft_partition(KX, LX))):
-        steps = kbr.filter(filt, NEW, observed=jnp.arange(15) < 13)
-        close(filt.predict(kbr.filter(filt, NEW[:13]), 2).prior[-1], steps.prior[-1])
-        close(filt.expectation(filt.predict(steps)).shape, (15, 2))
+        steps = kbr.run_filter(filt, NEW, observed=jnp.arange(15) < 13)
+        run = kbr.run_filter(filt, NEW[:13])
+        close(kbr.predict(filt, run, 2).weights.prior[-1], steps.weights.prior[-1])
+        close(kbr.state_mean(filt, kbr.predict(filt, steps)).shape, (15, 2))
 
 
 def test_divided_samples_give_the_same_moments():
-    maps = kbr.moment_maps(KX, KY, LX, LY, cells=kbr.soft_partition(KX, LX), shift=True)
-    whole = kbr.collect_moments(maps, X, Y, NEXT)
-    halves = kbr.merge_moments(
-        *(kbr.collect_moments(maps, X[s], Y[s], NEXT[s]) for s in (slice(25), slice(25, None)))
+    maps = kbr.moments.moment_maps(KX, KY, LX, LY, cells=kbr.soft_partition(KX, LX), shift=True)
+    whole = kbr.moments.collect_moments(maps, X, Y, NEXT)
+    halves = kbr.moments.merge_moments(
+        *(
+            kbr.moments.collect_moments(maps, X[s], Y[s], NEXT[s])
+            for s in (slice(25), slice(25, None))
+        )
     )
-    chunks = kbr.collect_chunks(
+    chunks = kbr.moments.collect_moments(
         maps, ((X[i : i + 25], Y[i : i + 25], NEXT[i : i + 25]) for i in range(0, N, 25))
     )
     padded = [jnp.concatenate([a, 7 * jnp.ones_like(a[:9])]) for a in (X, Y, NEXT)]
-    masked = kbr.collect_moments(maps, *padded, mask=jnp.arange(N + 9) < N)
-    blocks = [kbr.collect_moments(maps, X, Y, NEXT, block=b) for b in (1, 7, 1000)]
+    masked = kbr.moments.collect_moments(maps, *padded, mask=jnp.arange(N + 9) < N)
+    blocks = [kbr.moments.collect_moments(maps, X, Y, NEXT, block_size=b) for b in (1, 7, 1000)]
     for other in (halves, chunks, masked, *blocks):
         jax.tree.map(close, whole, other)
 
 
 def test_online_learning_equals_learning_at_once():
-    filt = moment_filter(sequence=(STATES[:41], OBSERVATIONS[:41]))
-    new = kbr.collect_moments(filt.moments.maps, X[40:], Y[40:], NEXT[40:])
-    learned = kbr.MomentFilter.from_moments(
-        kbr.merge_moments(filt.moments, new), regularizer=1e-3, posterior_regularizer=1e-3
+    moments = moment_filter(sequence=(STATES[:41], OBSERVATIONS[:41])).emission.moments
+    new = kbr.moments.collect_moments(moments.maps, X[40:], Y[40:], NEXT[40:])
+    merged = kbr.moments.merge_moments(moments, new)
+    emission = kbr.moments.fit_conditional(merged, regularizer=1e-3)
+    learned = kbr.KernelBayesFilter(
+        emission, None, regularizer=1e-3, shift=True, clipping=NORMALIZED
     )
-    close(kbr.filter(learned, NEW).prior, kbr.filter(moment_filter(), NEW).prior)
+    whole = moment_filter()
+    close(kbr.run_filter(learned, NEW).predicted, kbr.run_filter(whole, NEW).predicted)
+
+
+def test_moments_of_other_maps_are_not_merged():
+    moments = moment_filter().emission.moments
+    other = moment_filter(kernel=kbr.Gaussian(0.61)).emission.moments
+    with pytest.raises(ValueError, match="same `MomentMaps`"):
+        kbr.moments.merge_moments(moments, other)
+
+
+def test_models_of_other_landmarks_exchange_no_coordinates():
+    other = kbr.greedy_landmarks(KX, X[::-1], rank=P)
+    maps = kbr.moments.moment_maps(KX, KX, other, LX)
+    transition = kbr.moments.collect_moments(maps, X, NEXT)
+    transition = kbr.moments.fit_conditional(transition, regularizer=1e-3)
+    with pytest.raises(ValueError, match="landmarks"):
+        kbr.KernelBayesFilter(
+            moment_filter().emission, transition, regularizer=1e-3, clipping=NORMALIZED
+        )
 
 
 def test_batches_and_gradients():
     batch = jnp.stack([NEW, NEW[::-1]])
 
+    def means(filt, o):
+        return kbr.state_mean(filt, kbr.run_filter(filt, o))
+
     def loss(bandwidth, temperature):
         kernel = kbr.Gaussian(bandwidth)
         cells = kbr.soft_partition(kernel, LX, temperature=temperature)
-        filt = kbr.MomentFilter.fit(kernel, KY, STATES, OBSERVATIONS, cells=cells, **OPTIONS)
-        return jnp.sum(jax.vmap(lambda o: filt.expectation(kbr.filter(filt, o)))(batch)[:, 3:] ** 2)
+        filt = moment_filter(cells, kernel=kernel)
+        return jnp.sum(jax.vmap(lambda o: means(filt, o))(batch)[:, 3:] ** 2)
 
     filt = moment_filter(kbr.soft_partition(KX, LX))
-    alone = jax.jit(lambda o: filt.expectation(kbr.filter(filt, o)))
+    alone = jax.jit(lambda o: means(filt, o))
     close(jax.jit(jax.vmap(alone))(batch), np.stack([alone(o) for o in batch]))
     at = (np.asarray(0.6), np.asarray(0.05))
     value = jax.jit(jax.value_and_grad(loss, (0, 1)))
@@ -290,20 +351,20 @@ def test_batches_and_gradients():
 
 
 def test_fitting_does_not_compile_again():
-    maps = kbr.moment_maps(KX, KY, LX, LY)
+    maps = kbr.moments.moment_maps(KX, KY, LX, LY)
     traces = []
 
     @eqx.filter_jit
     def fit(x, y, mask):
         traces.append(None)
-        return kbr.fit_moments(
-            kbr.collect_moments(maps, x, y, mask=mask), regularizer=1e-3
+        return kbr.moments.fit_conditional(
+            kbr.moments.collect_moments(maps, x, y, mask=mask), regularizer=1e-3
         ).factor.cholesky
 
     for count in (40, 50, 60):
         mask = jnp.arange(N) < count
-        expected = kbr.fit_moments(
-            kbr.collect_moments(maps, X[:count], Y[:count]), regularizer=1e-3
+        expected = kbr.moments.fit_conditional(
+            kbr.moments.collect_moments(maps, X[:count], Y[:count]), regularizer=1e-3
         ).factor.cholesky
         close(fit(X, Y, mask), expected)
     assert len(traces) == 1
@@ -322,7 +383,7 @@ DEVICES = """
     x, y, following = (rng.normal(size=(48, 2)) for _ in range(3))
     new = rng.normal(size=(8, 5, 2))
     kernel, landmarks = kbr.Gaussian(1.0), kbr.given_landmarks(jnp.asarray(x[:6]))
-    maps = kbr.moment_maps(kernel, kernel, landmarks, landmarks, shift=True)
+    maps = kbr.moments.moment_maps(kernel, kernel, landmarks, landmarks, shift=True)
     mesh = jax.make_mesh((jax.device_count(),), ("sample",), axis_types=(AxisType.Auto,))
     rows = NamedSharding(mesh, P("sample"))
 
@@ -331,16 +392,24 @@ DEVICES = """
         return jax.make_array_from_process_local_data(rows, a[process * local : (process + 1) * local])
 
     def run(moments, batch, divide=lambda function: function):
-        filt = kbr.MomentFilter.from_moments(moments, regularizer=1e-3, posterior_regularizer=1e-3)
-        function = jax.vmap(lambda filt, o: filt.expectation(kbr.filter(filt, o)), in_axes=(None, 0))
+        emission = kbr.moments.fit_conditional(moments, regularizer=1e-3)
+        clipping = kbr.Clipping(False, 0.0)
+        filt = kbr.KernelBayesFilter(
+            emission, None, regularizer=1e-3, shift=True, clipping=clipping
+        )
+
+        def means(filt, o):
+            return kbr.state_mean(filt, kbr.run_filter(filt, o))
+
+        function = jax.vmap(means, in_axes=(None, 0))
         return jax.jit(divide(function))(filt, batch)
 
     def on_mesh(function):
         specs = dict(in_specs=(P(), P("sample")), out_specs=P("sample"), check_vma=False)
         return jax.shard_map(function, mesh=mesh, **specs)
 
-    together = kbr.collect_moments(maps, x, y, following)
-    divided = kbr.collect_moments(maps, *map(shard, (x, y, following)), mesh=mesh)
+    together = kbr.moments.collect_moments(maps, x, y, following)
+    divided = kbr.moments.collect_moments(maps, *map(shard, (x, y, following)), mesh=mesh)
     for a, b in zip(jax.tree.leaves(together), jax.tree.leaves(divided)):
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
     expected = run(together, jnp.asarray(new))
@@ -380,19 +449,21 @@ def test_eight_devices_and_two_processes_give_the_result_of_one():
 
 
 def test_what_is_asked_for_must_have_been_collected():
-    maps = kbr.moment_maps(KX, KY, LX, LY)
-    moments = kbr.collect_moments(maps, X, Y)
+    maps = kbr.moments.moment_maps(KX, KY, LX, LY)
+    moments = kbr.moments.collect_moments(maps, X, Y)
     with pytest.raises(ValueError, match="transition"):
-        kbr.MomentFilter.from_moments(moments, regularizer=1e-3, posterior_regularizer=1e-3)
+        emission = kbr.moments.fit_conditional(moments, regularizer=1e-3)
+        kbr.KernelBayesFilter(emission, None, regularizer=1e-3, shift=True, clipping=NORMALIZED)
+    with pytest.raises(ValueError, match="transition"):
+        kbr.KernelBayesFilter(emission, None, regularizer=1e-3, clipping=NORMALIZED)
     with pytest.raises(ValueError, match="successors"):
-        kbr.collect_moments(kbr.moment_maps(KX, KY, LX, LY, shift=True), X, Y)
+        kbr.moments.collect_moments(kbr.moments.moment_maps(KX, KY, LX, LY, shift=True), X, Y)
     with pytest.raises(ValueError, match="boolean"):
-        kbr.collect_moments(maps, X, Y, mask=jnp.ones(N))
+        kbr.moments.collect_moments(maps, X, Y, mask=jnp.ones(N))
     with pytest.raises(ValueError, match="same `MomentMaps`"):
-        kbr.merge_moments(moments, kbr.collect_moments(maps, X, Y, NEXT))
-    with pytest.raises(ValueError, match="empty"):
-        kbr.collect_chunks(maps, [])
-    with pytest.raises(ValueError, match="soft_partition"):
-        moment_filter(clip=True)
+        shifted = kbr.moments.moment_maps(KX, KY, LX, LY, shift=True)
+        kbr.moments.merge_moments(moments, kbr.moments.collect_moments(shifted, X, Y, NEXT))
+    with pytest.raises(ValueError, match="chunk"):
+        kbr.moments.collect_moments(maps, [])
     with pytest.raises(ValueError, match="landmarks_x"):
-        kbr.collect_moments(maps, Y, Y)
+        kbr.moments.collect_moments(maps, Y, Y)

@@ -1,4 +1,4 @@
-"""The rules against NumPy, written from their formulas, and against closed forms; their gradients, batches, invariances."""
+"""The rules against NumPy, written from their formulas, and against closed forms."""
 
 import functools
 
@@ -23,13 +23,27 @@ KX, KY = kbr.Gaussian(H_X), kbr.Gaussian(H_Y)
 
 #: None is exact; five landmarks of twelve points leave much out.
 LANDMARKS = [None, 5]
-FORMS = ["a", "b", "importance"]
+ESTIMATORS = ["prior", "pairs", "importance"]
 CLEANING = [
     {},
     {"clip": True},
     {"normalize": True},
     {"clip": True, "truncation": 0.3, "normalize": True},
 ]
+
+
+PRINTED, CLIPPED = kbr.Clipping(False, 0.0, False), kbr.Clipping(True, 0.0, False)
+
+
+def as_printed(estimator):
+    """The options of an estimator whose prior weights are clipped only where they must be."""
+    clipping = CLIPPED if estimator == "importance" else PRINTED
+    return {"estimator": estimator, "clipping": clipping}
+
+
+def clipping(clip=False, truncation=0.0, normalize=False):
+    """The record of some options, all off by default: the rule as printed."""
+    return kbr.Clipping(clip, truncation, normalize)
 
 
 def close(actual, expected, rtol=1e-9, atol=1e-11):
@@ -87,18 +101,18 @@ def numpy_prior_weights(kx):
     return np.linalg.solve(ridge(kx), kx(X, PRIOR_X) @ ALPHA)
 
 
-def numpy_bayes(kx, ky, form, query, **cleaning):
-    """One posterior, straight from the formula of its form."""
-    if form == "importance":
+def numpy_bayes(kx, ky, estimator, query, **cleaning):
+    """One posterior, straight from the formula of its estimator."""
+    if estimator == "importance":
         cleaning["clip"] = True
     w = numpy_clean(numpy_prior_weights(kx), **cleaning)
     k, column, identity = ky(Y, Y), ky(Y, query[None])[:, 0], np.eye(N)
     d = np.diag(w)
-    if form == "importance":
+    if estimator == "importance":
         root = np.sqrt(d)
         return root @ np.linalg.inv(root @ k @ root + DELTA * identity) @ root @ column
     inverse = np.linalg.inv((d @ k) @ (d @ k) + DELTA * identity)
-    if form == "b":
+    if estimator == "pairs":
         return d @ k @ inverse @ d @ column
     operator = np.linalg.inv(ridge(kx)) @ kx(X, PRIOR_X) @ np.diag(ALPHA)
     return operator.T @ k @ inverse @ d @ column
@@ -133,9 +147,13 @@ def test_condition_centered(landmarks):
         return np.linalg.solve(h @ k + N * LAMBDA * np.eye(N), h @ kx(X, q[None])[:, 0])
 
     single_and_batch(lambda q: kbr.condition_centered(model, q).weights, affine)
-    single_and_batch(lambda q: kbr.condition_centered(model, q, form="printed").weights, printed)
+    single_and_batch(
+        lambda q: kbr.condition_centered(model, q, estimator="song2009").weights, printed
+    )
     close(kbr.condition_centered(model, jnp.asarray(QUERIES)).mass, np.ones(3))
-    close(kbr.condition_centered(model, jnp.asarray(QUERIES), form="printed").mass, np.zeros(3))
+    close(
+        kbr.condition_centered(model, jnp.asarray(QUERIES), estimator="song2009").mass, np.zeros(3)
+    )
 
 
 @pytest.mark.parametrize("landmarks", LANDMARKS)
@@ -191,60 +209,68 @@ def test_sum_and_chain_rule(landmarks):
     model, kx, _ = fitted(landmarks)
     prior, w = prior_of(), numpy_prior_weights(kx)
     close(kbr.sum_rule(model, prior).weights, w)
-    for joint in (kbr.sum_rule(model, prior, form="b"), kbr.chain_rule(model, prior, form="b")):
-        assert joint.paired
-        close(joint.weights, w)
-    joint = kbr.chain_rule(model, prior, form="a")
+    joint = kbr.chain_rule(model, prior)
+    assert joint.paired
+    close(joint.weights, w)
+    joint = kbr.chain_rule(model, prior, estimator="prior")
     assert not joint.paired
     close(joint.weights, (np.linalg.inv(ridge(kx)) @ kx(X, PRIOR_X) @ np.diag(ALPHA)).T)
     close(joint.x, PRIOR_X)
     close(joint.y, Y)
-    # The second marginal of form (a) is the sum rule.
+    # The second marginal is the sum rule.
     close(kbr.marginals(joint)[1].weights, w)
 
 
 @pytest.mark.parametrize("cleaning", CLEANING, ids=lambda c: "-".join(c) or "printed")
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("estimator", ESTIMATORS)
 @pytest.mark.parametrize("landmarks", LANDMARKS)
-def test_bayes_rule(landmarks, form, cleaning):
+def test_bayes_rule(landmarks, estimator, cleaning):
     model, kx, ky = fitted(landmarks)
-    if form == "importance":
+    if estimator == "importance":
         cleaning = {**cleaning, "clip": True}
 
     def rule(q):
-        posterior = kbr.bayes_rule(model, prior_of(), q, regularizer=DELTA, form=form, **cleaning)
-        close(posterior.points, PRIOR_X if form == "a" else X)
+        options = {"estimator": estimator, "clipping": clipping(**cleaning)}
+        posterior = kbr.bayes_rule(model, prior_of(), q, regularizer=DELTA, **options)
+        close(posterior.points, PRIOR_X if estimator == "prior" else X)
         return posterior.weights
 
-    single_and_batch(rule, lambda q: numpy_bayes(kx, ky, form, q, **cleaning))
+    single_and_batch(rule, lambda q: numpy_bayes(kx, ky, estimator, q, **cleaning))
 
 
-def test_importance_always_clips():
+def test_importance_weights_must_be_clipped():
     model = fit()
     w = numpy_prior_weights(lambda a, b: gaussian(a, b, H_X))
     assert w.min() < -1e-3, "the case must have negative prior weights"
     query = jnp.asarray(QUERIES[0])
-    left, right = (
-        kbr.bayes_rule(
-            model,
-            prior_of(),
-            query,
-            regularizer=DELTA,
-            form="importance",
-            clip=clip,
-            truncation=0.1,
-        )
-        for clip in (False, True)
+    options = {"regularizer": DELTA, "estimator": "importance"}
+    clipping = kbr.Clipping(True, 0.1, False)
+    clipped = kbr.bayes_rule(model, prior_of(), query, clipping=clipping, **options)
+    close(np.asarray(clipped.weights)[w <= 0], 0, 0, 0)
+    with pytest.raises(ValueError, match="clips"):
+        kbr.bayes_rule(model, prior_of(), query, clipping=PRINTED, **options)
+
+
+def test_one_default_of_clipping_for_rule_and_filter():
+    model, query = fit(), jnp.asarray(QUERIES[0])
+    given = kbr.bayes_rule(model, prior_of(), query, regularizer=DELTA, clipping=kbr.Clipping())
+    close(kbr.bayes_rule(model, prior_of(), query, regularizer=DELTA).weights, given.weights, 0, 0)
+    s = jnp.asarray(X)
+    filt = kbr.fit_filter(
+        KX, KY, s, jnp.asarray(Y), regularizer=LAMBDA, posterior_regularizer=DELTA
     )
-    close(left.weights, right.weights, 0, 0)
-    close(np.asarray(left.weights)[w <= 0], 0, 0, 0)
+    assert eqx.tree_equal(filt.clipping, kbr.Clipping())
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_all_points_as_landmarks_are_exact(form):
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_all_points_as_landmarks_are_exact(estimator):
     posteriors = [
         kbr.bayes_rule(
-            fit(landmarks), prior_of(), jnp.asarray(QUERIES), regularizer=DELTA, form=form
+            fit(landmarks),
+            prior_of(),
+            jnp.asarray(QUERIES),
+            regularizer=DELTA,
+            **as_printed(estimator),
         ).weights
         for landmarks in (None, N)
     ]
@@ -280,19 +306,21 @@ def test_all_points_as_landmarks_are_exact(form):
 )
 def test_cleaning_of_weights(weights, options, expected):
     weights = jnp.asarray(weights)
-    close(kbr.clean_weights(weights, **options), expected)
+    close(kbr.clip_and_normalize(weights, clipping(**options)), expected)
     batch = jnp.stack([weights, 2 * weights, jnp.ones_like(weights)])
-    each = [kbr.clean_weights(w, **options) for w in batch]
-    close(kbr.clean_weights(batch, **options), jnp.stack(each))
-    gradient = jax.grad(lambda w: jnp.sum(kbr.clean_weights(w, **options) ** 2))(weights)
+    each = [kbr.clip_and_normalize(w, clipping(**options)) for w in batch]
+    close(kbr.clip_and_normalize(batch, clipping(**options)), jnp.stack(each))
+    gradient = jax.grad(lambda w: jnp.sum(kbr.clip_and_normalize(w, clipping(**options)) ** 2))(
+        weights
+    )
     assert np.all(np.isfinite(gradient))
 
 
 def test_gradient_of_cleaning_is_that_of_the_kept_weights():
     weights = jnp.asarray([0.5, -0.2, 0.01, 0.3])
-    jacobian = jax.jacobian(
-        lambda w: kbr.clean_weights(w, clip=True, truncation=0.1, normalize=False)
-    )(weights)
+    jacobian = jax.jacobian(lambda w: kbr.clip_and_normalize(w, kbr.Clipping(True, 0.1, False)))(
+        weights
+    )
     close(jacobian, np.diag([1.0, 0.0, 0.0, 1.0]))
 
 
@@ -325,9 +353,16 @@ def rule_scalars(p, landmarks):
     )
     prior = kbr.Embedding(kx, jnp.asarray(PRIOR_X), p["prior_weights"])
 
-    def bayes(form, **cleaning):
+    def bayes(estimator, **cleaning):
+        if estimator == "importance":
+            cleaning["clip"] = True
         posterior = kbr.bayes_rule(
-            model, prior, q, regularizer=p["posterior_regularizer"], form=form, **cleaning
+            model,
+            prior,
+            q,
+            regularizer=p["posterior_regularizer"],
+            estimator=estimator,
+            clipping=clipping(**cleaning),
         )
         return jnp.sum(posterior.weights @ c[: posterior.weights.shape[-1]])
 
@@ -335,23 +370,23 @@ def rule_scalars(p, landmarks):
         "condition": jnp.sum(kbr.condition(model, q).weights @ c),
         "condition_centred_affine": jnp.sum(kbr.condition_centered(model, q).weights @ c),
         "condition_centred_printed": jnp.sum(
-            kbr.condition_centered(model, q, form="printed").weights @ c
+            kbr.condition_centered(model, q, estimator="song2009").weights @ c
         ),
         "conditional_expectation": jnp.sum(kbr.conditional_expectation(model, lambda y: y**3, q)),
         "conditional_cross_covariance": jnp.sum(
             kbr.squared_hs_norm(kbr.conditional_cross_covariance(pairs, q))
         ),
         "sum_rule_a": kbr.squared_norm(kbr.sum_rule(model, prior)),
-        "sum_rule_b": kbr.squared_hs_norm(
-            kbr.cross_covariance(kbr.sum_rule(model, prior, form="b"))
+        "chain_rule_dependence": kbr.squared_hs_norm(
+            kbr.cross_covariance(kbr.chain_rule(model, prior))
         ),
-        "chain_rule_a": jnp.sum(kbr.chain_rule(model, prior, form="a").weights @ c),
-        "chain_rule_b": kbr.chain_rule(model, prior, form="b").weights @ c,
-        "bayes_rule_a": bayes("a"),
-        "bayes_rule_b": bayes("b"),
+        "chain_rule_a": jnp.sum(kbr.chain_rule(model, prior, estimator="prior").weights @ c),
+        "chain_rule_b": kbr.chain_rule(model, prior).weights @ c,
+        "bayes_rule_a": bayes("prior"),
+        "bayes_rule_b": bayes("pairs"),
         "bayes_rule_importance": bayes("importance"),
-        "bayes_rule_a_normalized": bayes("a", normalize=True),
-        "bayes_rule_b_cleaned": bayes("b", clip=True, truncation=0.1, normalize=True),
+        "bayes_rule_a_normalized": bayes("prior", normalize=True),
+        "bayes_rule_b_cleaned": bayes("pairs", clip=True, truncation=0.1, normalize=True),
     }
 
 
@@ -413,8 +448,10 @@ def degenerate_loss(p, landmarks):
     model = kbr.fit_conditional(kx, ky, p["x"], p["y"], regularizer=p["regularizer"], **options)
     prior = kbr.Embedding(kx, p["x"], jnp.full(len(p["x"]), 1 / len(p["x"])))
     posteriors = [
-        kbr.bayes_rule(model, prior, p["y"][0], regularizer=p["regularizer"], form=form)
-        for form in FORMS
+        kbr.bayes_rule(
+            model, prior, p["y"][0], regularizer=p["regularizer"], **as_printed(estimator)
+        )
+        for estimator in ESTIMATORS
     ]
     return sum(kbr.squared_norm(q) for q in posteriors) + jnp.sum(
         kbr.condition_centered(model, p["x"]).weights ** 2
@@ -470,13 +507,13 @@ def rules_of_a_query(model, prior):
     return {
         "condition": lambda q: kbr.condition(model, q).weights,
         "affine": lambda q: kbr.condition_centered(model, q).weights,
-        "printed": lambda q: kbr.condition_centered(model, q, form="printed").weights,
+        "printed": lambda q: kbr.condition_centered(model, q, estimator="song2009").weights,
         "expectation": lambda q: kbr.conditional_expectation(model, lambda y: y[0] * y, q),
         **{
-            f"bayes {form}": lambda q, form=form: (
-                kbr.bayes_rule(model, prior, q, regularizer=DELTA, form=form).weights
+            f"bayes {estimator}": lambda q, estimator=estimator: (
+                kbr.bayes_rule(model, prior, q, regularizer=DELTA, **as_printed(estimator)).weights
             )
-            for form in FORMS
+            for estimator in ESTIMATORS
         },
     }
 
@@ -505,11 +542,10 @@ BATCH_OF_PRIORS = np.stack([ALPHA, ALPHA[::-1], np.full(M, 1 / M)])
     "rule",
     [
         lambda model, prior: kbr.sum_rule(model, prior).weights,
-        lambda model, prior: kbr.sum_rule(model, prior, form="b").weights,
-        lambda model, prior: kbr.chain_rule(model, prior, form="a").weights,
-        lambda model, prior: kbr.chain_rule(model, prior, form="b").weights,
+        lambda model, prior: kbr.chain_rule(model, prior, estimator="prior").weights,
+        lambda model, prior: kbr.chain_rule(model, prior).weights,
     ],
-    ids=["sum a", "sum b", "chain a", "chain b"],
+    ids=["sum", "chain, prior", "chain, pairs"],
 )
 def test_batches_of_priors_equal_vmap(rule, landmarks):
     model, batch = fit(landmarks), jnp.asarray(BATCH_OF_PRIORS)
@@ -526,9 +562,8 @@ def test_bayes_rule_under_vmap_over_priors():
     model, query = fit(), jnp.asarray(QUERIES[0])
 
     def posterior(weights):
-        return kbr.bayes_rule(
-            model, kbr.Embedding(KX, jnp.asarray(PRIOR_X), weights), query, regularizer=DELTA
-        ).weights
+        prior = kbr.Embedding(KX, jnp.asarray(PRIOR_X), weights)
+        return kbr.bayes_rule(model, prior, query, regularizer=DELTA, clipping=PRINTED).weights
 
     each = [posterior(jnp.asarray(w)) for w in BATCH_OF_PRIORS]
     close(jax.vmap(posterior)(jnp.asarray(BATCH_OF_PRIORS)), jnp.stack(each), rtol=1e-10)
@@ -547,11 +582,11 @@ def test_the_order_of_the_sample_does_not_matter(landmarks):
         first = rule(jnp.asarray(QUERIES))
         second = rules_of_a_query(permuted, other)[name](jnp.asarray(QUERIES))
         if name != "expectation":
-            first = first[:, prior_order if name == "bayes a" else order]
+            first = first[:, prior_order if name == "bayes prior" else order]
         close(second, first)
     close(kbr.sum_rule(permuted, other).weights, kbr.sum_rule(model, prior).weights[order])
-    chained = kbr.chain_rule(model, prior, form="a").weights[prior_order][:, order]
-    close(kbr.chain_rule(permuted, other, form="a").weights, chained)
+    chained = kbr.chain_rule(model, prior, estimator="prior").weights[prior_order][:, order]
+    close(kbr.chain_rule(permuted, other, estimator="prior").weights, chained)
 
 
 # Closed forms: linear-Gaussian models.
@@ -624,21 +659,15 @@ def test_the_rules_carry_moments_exactly(landmarks):
     close(predicted.mass, 1, 1e-7)
     close(kbr.mean(predicted), [SLOPE * mean], 1e-7)
     close(kbr.expectation(predicted, lambda y: y[0] ** 2), total + (SLOPE * mean) ** 2, 1e-7)
-    squares = kbr.sum_rule(model, prior, form="b")
-    close(
-        kbr.joint_expectation(squares, lambda y: y[0], lambda y: y[0]),
-        total + (SLOPE * mean) ** 2,
-        1e-7,
-    )
-    for form in ("a", "b"):
-        joint = kbr.chain_rule(model, prior, form=form)
+    for estimator in ("prior", "pairs"):
+        joint = kbr.chain_rule(model, prior, estimator=estimator)
         product = kbr.joint_expectation(joint, lambda x: x[0], lambda y: y[0])
         close(product, SLOPE * (variance + mean**2), 1e-7)
 
 
-@pytest.mark.parametrize("form", ["a", "b"])
+@pytest.mark.parametrize("estimator", ["prior", "pairs"])
 @pytest.mark.parametrize("landmarks", [None, 3])
-def test_bayes_rule_is_the_kalman_update(landmarks, form):
+def test_bayes_rule_is_the_kalman_update(landmarks, estimator):
     """Affine features of y and vanishing regularizers: the linear-Gaussian posterior mean, for any prior."""
     x, y = gaussian_sample()
     model = kbr.fit_conditional(
@@ -653,7 +682,9 @@ def test_bayes_rule_is_the_kalman_update(landmarks, form):
     prior, mean, variance = gaussian_prior(QUADRATIC)
     gain = SLOPE * variance / (SLOPE**2 * variance + NOISE**2)
     observed = np.array([[-1.0], [0.3], [2.0]])
-    posterior = kbr.bayes_rule(model, prior, jnp.asarray(observed), regularizer=1e-11, form=form)
+    posterior = kbr.bayes_rule(
+        model, prior, jnp.asarray(observed), regularizer=1e-11, **as_printed(estimator)
+    )
     close(posterior.mass, np.ones(3), 1e-5)
     estimate = kbr.expectation(posterior, lambda x: x[0])
     close(estimate, mean + gain * (observed[:, 0] - SLOPE * mean), 1e-5)
@@ -665,13 +696,13 @@ def test_bayes_rule_with_the_training_marginal_is_the_conditional_mean():
     moments = np.cov(np.hstack([x, y]).T, bias=True)
     observed = np.array([[-1.0], [0.3]])
     expected = x.mean() + moments[0, 1] / moments[1, 1] * (observed[:, 0] - y.mean())
-    for form in FORMS:
+    for estimator in ESTIMATORS:
         posterior = kbr.bayes_rule(
             model,
             kbr.embed(QUADRATIC, jnp.asarray(x)),
             jnp.asarray(observed),
             regularizer=1e-10,
-            form=form,
+            **as_printed(estimator),
         )
         close(kbr.expectation(posterior, lambda x: x[0]), expected, 1e-4)
 
@@ -709,10 +740,12 @@ def test_tables(seed, landmarks):
     close(kbr.condition_centered(model, jnp.arange(3)).weights @ iy, likelihood, atol=1e-8)
     close(kbr.sum_rule(model, prior).weights @ iy, joint.sum(0), atol=1e-8)
     close(ix.T @ (np.asarray(kbr.chain_rule(model, prior).weights)[:, None] * iy), joint, atol=1e-8)
-    close(kbr.chain_rule(model, prior, form="a").weights @ iy, joint, atol=1e-8)
+    close(kbr.chain_rule(model, prior, estimator="prior").weights @ iy, joint, atol=1e-8)
     posterior = (joint / joint.sum(0)).T
-    for form in FORMS:
-        result = kbr.bayes_rule(model, prior, jnp.arange(4), regularizer=1e-9, form=form)
+    for estimator in ESTIMATORS:
+        result = kbr.bayes_rule(
+            model, prior, jnp.arange(4), regularizer=1e-9, **as_printed(estimator)
+        )
         close(np.asarray(result.weights) @ indicators(result.points, 3), posterior, atol=2e-7)
 
 
@@ -722,8 +755,10 @@ def test_a_class_that_was_never_seen_gets_no_weight():
     model = kbr.fit_conditional(delta, delta, jnp.asarray(x), jnp.asarray(y), regularizer=1e-6)
     close(kbr.condition(model, jnp.asarray(9)).weights, np.zeros(len(x)), 0, 0)
     prior = kbr.embed(delta, jnp.arange(3), jnp.asarray(pi))
-    for form in FORMS:
-        result = kbr.bayes_rule(model, prior, jnp.asarray(9), regularizer=1e-6, form=form)
+    for estimator in ESTIMATORS:
+        result = kbr.bayes_rule(
+            model, prior, jnp.asarray(9), regularizer=1e-6, **as_printed(estimator)
+        )
         close(result.weights, np.zeros(len(result.weights)), 0, 0)
 
 
@@ -731,5 +766,6 @@ def test_as_the_posterior_regularizer_vanishes_the_prior_drops_out():
     model = fit()
     gram = gaussian(Y, Y, H_Y)
     limit = np.linalg.solve(gram, gaussian(Y, QUERIES, H_Y)).T
-    posterior = kbr.bayes_rule(model, prior_of(), jnp.asarray(QUERIES), regularizer=1e-22)
+    queries = jnp.asarray(QUERIES)
+    posterior = kbr.bayes_rule(model, prior_of(), queries, regularizer=1e-22, clipping=PRINTED)
     close(posterior.weights, limit, 1e-4, 1e-6)

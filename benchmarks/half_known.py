@@ -1,0 +1,152 @@
+r"""Filters that know half of the model, on the rotation dynamics: known moves, or a known likelihood.
+
+    python -m benchmarks.half_known [repetitions [T ...]]
+
+The defaults are 20 repetitions at T = 50 and T = 200. Systems, noise and measure are those of
+`benchmarks.rotation_dynamics`. Every filter is importance-weighted and clipped, with exact Gram
+matrices. It chooses among the same candidates (bandwidths, ridges, truncation), by halving its
+training sample. "Fully learned" learns both models from the pairs. "Known transition" knows
+s' ~ N(f(s), .2^2 I), in closed form or by ten draws for each state; "known likelihood" knows
+p(o | s).
+"""
+
+import itertools
+import sys
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+import kbr_jax as kbr
+
+from . import reporting
+from .rotation_dynamics import BURN_IN, TEST, squared_errors
+from .rotation_references import FREQUENCY, NOISE, SYSTEMS, particle_filter, simulate
+
+COMMAND = "python -m benchmarks.half_known"
+REPETITIONS, DRAWS = {50: 20, 200: 20}, 10
+STATE_SCALES, OBSERVATION_SCALES = (0.35, 0.7), (0.9, 2.0)
+EPSILONS, DELTAS, TRUNCATIONS = (3e-4, 3e-3), (1e-3, 1e-2), (0.0, 0.1)
+LEARNED = "fully learned"
+METHODS = (LEARNED, "known transition", "known transition, draws", "known likelihood")
+
+
+class Moves(eqx.Module):
+    """The noiseless successor of one state."""
+
+    eta: jax.Array
+    b: jax.Array
+
+    def __call__(self, state):
+        angle = jnp.arctan2(state[1], state[0]) + self.eta
+        radius = 1 + self.b * jnp.sin(FREQUENCY * angle)
+        return radius * jnp.stack([jnp.cos(angle), jnp.sin(angle)])
+
+
+class Simulator(eqx.Module):
+    """One draw of the next state."""
+
+    moves: Moves
+
+    def __call__(self, state, key):
+        return self.moves(state) + NOISE * jax.random.normal(key, (2,), state.dtype)
+
+
+def log_likelihood(observation, state):
+    """log p(o | s), up to a constant."""
+    return -jnp.sum((observation - state) ** 2) / (2 * NOISE**2)
+
+
+@eqx.filter_jit
+def estimates(method, moves, states, observations, tests, stretch):
+    """Estimates `[candidates, T, 2]`; `stretch` keeps n epsilon constant over sample sizes."""
+    h_s, h_o = kbr.median_heuristic(states), kbr.median_heuristic(observations)
+    s, s_next, o = states[:-1], states[1:], observations[:-1]
+
+    def candidate(p):
+        kernel_s, kernel_o = kbr.Gaussian(p[0] * h_s), kbr.Gaussian(p[1] * h_o)
+        ridge = {"regularizer": p[2] * stretch}
+        if method == "known likelihood":
+            emission = kbr.known_likelihood(kernel_s, s, log_likelihood, **ridge)
+        else:
+            emission = kbr.fit_conditional(kernel_s, kernel_o, s, o, **ridge)
+        if method == "known transition":
+            transition = kbr.GaussianTransition(moves, NOISE**2)
+        elif method == "known transition, draws":
+            key = jax.random.key(0)
+            transition = kbr.SimulatedTransition(Simulator(moves), key=key, num_draws=DRAWS)
+        else:
+            transition = kbr.fit_conditional(kernel_s, kernel_s, s, s_next, **ridge)
+        clipping = kbr.Clipping(truncation=p[4])
+        filt = kbr.KernelBayesFilter(
+            emission, transition, regularizer=p[3], estimator="importance", clipping=clipping
+        )
+        return kbr.run_filter(filt, tests, output_fn=lambda out: kbr.state_mean(filt, out))
+
+    grid = itertools.product(STATE_SCALES, OBSERVATION_SCALES, EPSILONS, DELTAS, TRUNCATIONS)
+    return jax.lax.map(candidate, jnp.asarray(list(grid)))
+
+
+def choose(method, moves, states, observations, tests):
+    """Estimates of the candidate that is best on two halves of the training sample."""
+    half = len(states) // 2
+    first, second = slice(0, half), slice(half, 2 * half)
+    validation = [
+        squared_errors(
+            estimates(method, moves, states[a], observations[a], observations[b], 2.0),
+            states[b],
+            BURN_IN // 4,
+        )
+        for a, b in ((first, second), (second, first))
+    ]
+    best = int(np.argmin(np.mean(validation, axis=0)))
+    return np.asarray(estimates(method, moves, states, observations, tests, 1.0))[best]
+
+
+def repetition(system, size, seed):
+    """Mean squared error of every method on one training and one test sequence."""
+    rng = np.random.default_rng([seed, size, system == "b"])
+    states, observations = simulate(system, size, rng)
+    truth, tests = simulate(system, TEST, rng)
+    moves = Moves(*map(jnp.asarray, SYSTEMS[system]))
+    found = {method: choose(method, moves, states, observations, tests) for method in METHODS}
+    found |= {"raw observation": tests, "optimal": particle_filter(system, tests, rng)}
+    return {name: float(squared_errors(value, truth, BURN_IN)) for name, value in found.items()}
+
+
+def summarize(rows):
+    """Mean errors, and the paired ratio to the fully learned filter with its standard error."""
+    learned = np.asarray([row[LEARNED] for row in rows])
+    summary = {}
+    for name in rows[0]:
+        errors = np.asarray([row[name] for row in rows])
+        ratio = errors.mean() / learned.mean()
+        spread = np.std(errors - ratio * learned, ddof=1) / np.sqrt(len(rows)) / learned.mean()
+        summary[name] = {
+            "mse": float(errors.mean()),
+            "ratio": float(ratio),
+            "ratio_se": float(spread),
+        }
+    return summary
+
+
+def main():
+    """Run the cells that the command line asks for, print and save their table."""
+    sizes = [int(size) for size in sys.argv[2:]] or list(REPETITIONS)
+    results = reporting.previous("half_known")
+    for size, system in itertools.product(sizes, SYSTEMS):
+        count = int(sys.argv[1]) if len(sys.argv) > 1 else REPETITIONS[size]
+        rows = [repetition(system, size, seed) for seed in tqdm(range(count), unit="run")]
+        cell = results[f"({system}) T = {size}"] = {"repetitions": count, **summarize(rows)}
+        print(f"({system}) T = {size}")
+        for name in rows[0]:
+            row = cell[name]
+            print(f"  {name:25} {row['mse']:.4f}  {row['ratio']:.3f} +- {row['ratio_se']:.3f}")
+    reporting.save("half_known", COMMAND, results)
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_enable_x64", True)
+    main()
