@@ -1,1 +1,4 @@
-"""Experiments and measurements: each module is one claim of the documentation, `python -m benchmarks` runs them all."""
+"""Experiments and measurements.
+
+Each module is one claim of the documentation, `python -m benchmarks` runs them all.
+"""

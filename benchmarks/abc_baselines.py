@@ -1,4 +1,7 @@
-r"""Approximate Bayesian computation from a table of simulations, in NumPy: rejection, and rejection with regression adjustment."""
+r"""Approximate Bayesian computation from a table of simulations, in NumPy.
+
+Rejection, and rejection with regression adjustment.
+"""
 
 import numpy as np
 
@@ -6,7 +9,9 @@ import numpy as np
 def nearest(
     data: np.ndarray, observed: np.ndarray, scale: np.ndarray, most: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The `most` simulations nearest to the observation, the nearest first, and their distances in units of `scale`."""
+    """The `most` simulations nearest to the observation, the nearest first, and their distances in
+    units of `scale`.
+    """
     scaled = (data - observed) / scale
     squares = np.einsum("ij,ij->i", scaled, scaled)
     index = (
@@ -21,8 +26,9 @@ def nearest(
 def adjusted(
     parameters: np.ndarray, data: np.ndarray, observed: np.ndarray, distances: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Accepted parameters moved to the observation by local linear regression with Epanechnikov weights, and these weights
-    (Beaumont, Zhang and Balding 2002). The tolerance is the largest distance.
+    """Accepted parameters moved to the observation by local linear regression with Epanechnikov
+    weights, and these weights (Beaumont, Zhang and Balding 2002). The tolerance is the largest
+    distance.
     """
     weights = 1 - (distances / distances[-1]) ** 2
     design = np.hstack([np.ones((len(data), 1)), data - observed])

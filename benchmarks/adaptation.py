@@ -1,11 +1,13 @@
-r"""Predictive domain adaptation: a classifier for a distribution that has not been observed yet (PredSVM).
+r"""Predictive domain adaptation: a classifier for a distribution that has not been observed yet
+(PredSVM).
 
     python -m benchmarks.adaptation [repetitions]
 
-Two Gaussian classes that turn about the origin, and the ten digits of scikit-learn turning: labeled sets at six times, the test
-set is of the SVMs trained on each set, on the last, on all, on the test distribution itself (the target), C by
-five-fold cross-validation as in the paper; and PredSVM: dynamics of the joint embedding under $k_X \otimes 1[y = y']$, then a
-linear SVM on points with signed weights, its C that of the last set, or found by predicting the last observed set from those
+Two Gaussian classes that turn about the origin, and the ten digits of scikit-learn turning: labeled
+sets at six times, the test set is of the SVMs trained on each set, on the last, on all, on the test
+distribution itself (the target), C by five-fold cross-validation as in the paper; and PredSVM:
+dynamics of the joint embedding under $k_X \otimes 1[y = y']$, then a linear SVM on points with
+signed weights, its C that of the last set, or found by predicting the last observed set from those
 before it.
 """
 
@@ -33,7 +35,10 @@ PENALTIES = 10.0 ** np.arange(-2, 4)
 def turning_classes(
     degrees: float, rng: np.random.Generator
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Classes at +-1.5 on an axis that turns, unit noise: `SETS` sets, a target set of the next time and a test set of it."""
+    """Classes at +-1.5 on an axis that turns, unit noise.
+
+    `SETS` sets, a target set of the next time and a test set of it.
+    """
     sets = []
     for t, n in zip([*range(SETS), SETS, SETS], [SIZE] * (SETS + 1) + [TEST], strict=True):
         angle = np.deg2rad(degrees * t)
@@ -81,7 +86,10 @@ def plain(
 
 
 def joint_prediction(sets: list[tuple[np.ndarray, np.ndarray]], stacked: bool) -> kbr.Embedding:
-    """The embedding of labeled points one step ahead; bandwidth by the median heuristic on the last set."""
+    """The embedding of labeled points one step ahead.
+
+    Bandwidth by the median heuristic on the last set.
+    """
     observed = kbr.sample_sequence([(jnp.asarray(x), jnp.asarray(y)) for x, y in sets])
     bandwidth = kbr.median_heuristic(jnp.asarray(sets[-1][0]))
     kernel = kbr.TensorProduct((kbr.Gaussian(bandwidth), kbr.Delta()))
@@ -99,7 +107,9 @@ predict = jax.jit(joint_prediction, static_argnums=1)
 def predicted(
     sets: list[tuple[np.ndarray, np.ndarray]], test: Any, stacked: bool, penalties: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Accuracies of PredSVM one step after the sets, hinge and squared hinge, at each C (for weights that sum to 1)."""
+    """Accuracies of PredSVM one step after the sets, hinge and squared hinge, at each C (for
+    weights that sum to 1).
+    """
     embedding = predict(sets, stacked)
     (x, y), weights = embedding.points, embedding.weights
     arrays = np.asarray(x), np.asarray(y), np.asarray(weights)

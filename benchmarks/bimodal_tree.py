@@ -1,11 +1,13 @@
-r"""Beliefs on a tree of bimodal variables against exact sum-product on a fine grid, for growing samples.
+r"""Beliefs on a tree of bimodal variables against exact sum-product on a fine grid, for growing
+samples.
 
     python -m benchmarks.bimodal_tree
 
-Six hidden variables: $x_0 \sim \frac12 N(-1, .4^2) + \frac12 N(1, .4^2)$ and $x_s \mid x_t \sim N(1.2 \sin(2 x_t), .5^2)$ along
-the edges (0, 1), (1, 2), (1, 3), (0, 4), (4, 5). Nodes 2, 3 and 5 are seen through $y \sim N(|x|, .4^2)$: the sign must come
-from the neighbors. Total variation between the estimated and the exact marginals, mean over hidden nodes and test cases.
-Messages in feature form; bandwidths and regularizer follow the sample size by fixed rules.
+Six hidden variables: $x_0 \sim \frac12 N(-1, .4^2) + \frac12 N(1, .4^2)$ and $x_s \mid x_t \sim
+N(1.2 \sin(2 x_t), .5^2)$ along the edges (0, 1), (1, 2), (1, 3), (0, 4), (4, 5). Nodes 2, 3 and 5
+are seen through $y \sim N(|x|, .4^2)$: the sign must come from the neighbors. Total variation
+between the estimated and the exact marginals, mean over hidden nodes and test cases. Messages in
+feature form; bandwidths and regularizer follow the sample size by fixed rules.
 """
 
 import os
@@ -38,7 +40,10 @@ def normal(x, mean, deviation):
 
 
 def draw(count: int, rng: np.random.Generator) -> np.ndarray:
-    """Joint draws `[9, count]`: the six hidden variables, then the observations of nodes 2, 3 and 5."""
+    """Joint draws `[9, count]`.
+
+    The six hidden variables, then the observations of nodes 2, 3 and 5.
+    """
     x = np.zeros((9, count))
     x[0] = rng.choice([-1.0, 1.0], count) + 0.4 * rng.normal(size=count)
     for parent, child in EDGES:
@@ -49,7 +54,9 @@ def draw(count: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def exact(observed: np.ndarray) -> np.ndarray:
-    """Marginals on the grid `[6, grid]` given the three observations, by sum-product in both directions."""
+    """Marginals on the grid `[6, grid]` given the three observations, by sum-product in both
+    directions.
+    """
     prior = 0.5 * normal(GRID, -1, 0.4) + 0.5 * normal(GRID, 1, 0.4)
     step = normal(GRID[None, :], 1.2 * np.sin(2 * GRID)[:, None], 0.5)
     local = [np.ones_like(GRID) for _ in range(6)]

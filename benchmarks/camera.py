@@ -1,4 +1,7 @@
-"""What the camera experiments share: data, error measures, and the baselines that are not kernel filters."""
+"""What the camera experiments share.
+
+Data, error measures, and the baselines that are not kernel filters.
+"""
 
 import pathlib
 from typing import NamedTuple
@@ -14,7 +17,10 @@ SEGMENT = 100
 
 
 class Camera(NamedTuple):
-    """Frames as rows of pixels in [0, 1], with noise; rotations `[T, 3, 3]`; the first `SPLIT` are for training."""
+    """Frames as rows of pixels in [0, 1], with noise.
+
+    Rotations `[T, 3, 3]`; the first `SPLIT` are for training.
+    """
 
     frames: np.ndarray
     rotations: np.ndarray
@@ -62,7 +68,10 @@ def summary(estimates: np.ndarray, truth: np.ndarray) -> dict[str, float]:
 
 
 def windows(frames: np.ndarray, length: int) -> np.ndarray:
-    """Each frame with the `length - 1` before it, as one row; the first frame stands in for what lies before it."""
+    """Each frame with the `length - 1` before it, as one row.
+
+    The first frame stands in for what lies before it.
+    """
     index = np.maximum(np.arange(len(frames))[:, None] - np.arange(length)[None, :], 0)
     return frames[index].reshape(len(frames), -1)
 
@@ -70,10 +79,12 @@ def windows(frames: np.ndarray, length: int) -> np.ndarray:
 def kalman(
     rotations: np.ndarray, frames: np.ndarray, test: np.ndarray, ridge_share: float = 1e-2
 ) -> np.ndarray:
-    """Kalman filter on the nine matrix entries, all parameters by linear regression on the training sequence.
+    """Kalman filter on the nine matrix entries, all parameters by linear regression on the training
+    sequence.
 
-    State and observation are centered; transition and observation matrices by least squares; covariances from the
-    residuals, that of the 1200 pixels shrunk to its diagonal by `ridge_share`. Estimates are projected onto SO(3).
+    State and observation are centered; transition and observation matrices by least squares;
+    covariances from the residuals, that of the 1200 pixels shrunk to its diagonal by `ridge_share`.
+    Estimates are projected onto SO(3).
     """
     states = rotations.reshape(len(rotations), 9).astype(float)
     s_mean, o_mean = states.mean(0), frames.mean(0).astype(float)
@@ -90,9 +101,12 @@ def kalman(
 
 
 def kalman_means(transition, q, information, evidence, covariance) -> np.ndarray:
-    """Posterior means of a Kalman filter in information form, from a first state with mean 0 and the given covariance.
+    """Posterior means of a Kalman filter in information form, from a first state with mean 0 and
+    the
+    given covariance.
 
-    `information` is C' R^{-1} C and a row of `evidence` C' R^{-1} o: 1200 pixels enter as nine numbers a frame.
+    `information` is C' R^{-1} C and a row of `evidence` C' R^{-1} o: 1200 pixels enter as nine
+    numbers a frame.
     """
     mean, means = np.zeros(len(q)), []
     for row in evidence:

@@ -1,10 +1,12 @@
-"""Every camera method on the test half of both data sets, at every noise level, over seeds of the noise.
+"""Every camera method on the test half of both data sets, at every noise level, over seeds of the
+noise.
 
     python -m benchmarks.camera_accuracy
 
-Parameters come from `camera_selection` (training half only). Published numbers on the authors' own frames, which were never
-released (S13 table 1, mean squared error): trace kernel .146 at variance 1e-4 and .210 at 1e-3; Kalman filter with
-quaternions .557 and .541. They are not comparable with these frames.
+Parameters come from `camera_selection` (training half only). Published numbers on the authors' own
+frames, which were never released (S13 table 1, mean squared error): trace kernel .146 at variance
+1e-4 and .210 at 1e-3; Kalman filter with quaternions .557 and .541. They are not comparable with
+these frames.
 """
 
 import sys

@@ -1,9 +1,11 @@
-"""The demo: a camera's orientation from its noisy video, in a room where most views look alike from two directions.
+"""The demo: a camera's orientation from its noisy video, in a room where most views look alike from
+two directions.
 
     make demo
 
-Trains on the first half of `camera_lookalike` (1800 frames of 20 x 20 x 3 pixels, Gaussian noise of variance 1e-3), filters
-the second half with every method, prints one table, writes `results/camera_demo.json` and `results/camera_demo.png`.
+Trains on the first half of `camera_lookalike` (1800 frames of 20 x 20 x 3 pixels, Gaussian noise of
+variance 1e-3), filters the second half with every method, prints one table, writes
+`results/camera_demo.json` and `results/camera_demo.png`.
 """
 
 import time
@@ -53,7 +55,8 @@ def main() -> None:
         )
     )
     print(
-        "Frobenius distance to the true rotation (half a turn is 2.83), ± standard error over segments of 100 frames."
+        "Frobenius distance to the true rotation (half a turn is 2.83), ± standard error over "
+        "segments of 100 frames."
     )
     figure = reporting.RESULTS / "camera_demo.png"
     draw(data, tracks[METHODS[0]], tracks["ridge regression per frame"], figure)

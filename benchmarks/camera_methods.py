@@ -1,4 +1,7 @@
-"""The methods of the camera tables: each takes training data, test frames and its parameters, and returns rotations."""
+"""The methods of the camera tables.
+
+Each takes training data, test frames and its parameters, and returns rotations.
+"""
 
 import time
 from collections.abc import Callable
@@ -18,7 +21,9 @@ CHUNK = 100
 
 
 class Track(NamedTuple):
-    """Estimated rotations, milliseconds per frame, and for filters the belief weights and what they stand on."""
+    """Estimated rotations, milliseconds per frame, and for filters the belief weights and what they
+    stand on.
+    """
 
     estimates: np.ndarray
     milliseconds: float
@@ -47,7 +52,9 @@ def run_filter(
 
 
 def frame_kernel(frames: np.ndarray, scale: float) -> kbr.Gaussian:
-    """Gaussian kernel on frames, bandwidth in medians of the distance between every third training frame."""
+    """Gaussian kernel on frames, bandwidth in medians of the distance between every third training
+    frame.
+    """
     return kbr.Gaussian(scale * kbr.median_heuristic(jnp.asarray(frames[::3])))
 
 
@@ -64,7 +71,10 @@ def kernel_bayes(
     clip=True,
     observation_regularizer: float | None = None,
 ):
-    """The kernel Bayes filter; `h` is the chordal bandwidth, None for the trace kernel, `c` that of frames in medians."""
+    """The kernel Bayes filter.
+
+    `h` is the chordal bandwidth, None for the trace kernel, `c` that of frames in medians.
+    """
     return kbr.KernelBayesFilter.fit(
         kbr.Trace() if h is None else kbr.ChordalGaussian(h),
         frame_kernel(frames, c),
@@ -97,7 +107,9 @@ def approximate(rotations, frames, *, h, c, epsilon):
 
 
 def ridge(rotations, frames, tests, *, c, epsilon, window=1) -> np.ndarray:
-    """Kernel ridge regression of the nine entries on the last `window` frames (Gaussian kernel), projected onto SO(3)."""
+    """Kernel ridge regression of the nine entries on the last `window` frames (Gaussian kernel),
+    projected onto SO(3).
+    """
     train, query = camera.windows(frames, window), camera.windows(tests, window)
     model = kbr.fit_conditional(
         frame_kernel(train, c), kbr.Linear(), train, rotations, regularizer=epsilon, landmarks_y=9

@@ -1,17 +1,22 @@
-"""A camera filter that starts half a turn wrong, and when it is back: the kernel Bayes filter with a rival.
+"""A camera filter that starts half a turn wrong, and when it is back: the kernel Bayes filter with
+a
+rival.
 
     python -m benchmarks.camera_recovery
 
-`camera_lookalike`, pixel noise of variance 1e-3. Most of its views look alike from two directions; a small box tells them
-apart. The filter starts at 20 evenly spaced places of the test half, certain of the wrong direction. It should be on the
-true side within 20 frames of the box being clearly in view: the third frame in a row, since the start, in which at least
-12 of the 400 pixels (3 %) of the frame without noise are the box's violet. That definition is for the count alone; the
-filter is given a color histogram, and learns on the training half what in it tells directions from their rivals. Starts
-without such a sighting before the end count if the filter is back by the end. The other run starts from the training
-marginal, over the whole test half: as long as no belief is replaced there, its error is that of the filter without a rival.
-The same at a variance of 1e-2, where a belief does settle on the wrong side at one seed.
+`camera_lookalike`, pixel noise of variance 1e-3. Most of its views look alike from two directions;
+a small box tells them apart. The filter starts at 20 evenly spaced places of the test half, certain
+of the wrong direction. It should be on the true side within 20 frames of the box being clearly in
+view: the third frame in a row, since the start, in which at least 12 of the 400 pixels (3 %) of the
+frame without noise are the box's violet. That definition is for the count alone; the filter is
+given a color histogram, and learns on the training half what in it tells directions from their
+rivals. Starts without such a sighting before the end count if the filter is back by the end. The
+other run starts from the training marginal, over the whole test half: as long as no belief is
+replaced there, its error is that of the filter without a rival. The same at a variance of 1e-2,
+where a belief does settle on the wrong side at one seed.
 
-Drift, threshold and the rest were chosen on three folds of the training half, with right and wrong starts, at seeds 0, 1, 2.
+Drift, threshold and the rest were chosen on three folds of the training half, with right and wrong
+starts, at seeds 0, 1, 2.
 """
 
 from typing import Any
@@ -48,7 +53,10 @@ CHALLENGE: dict[str, Any] = {"regularizer": 1e-7, "drift": 3.0, "threshold": 8.0
 
 
 class ColorHistogram(eqx.Module):
-    """How much of a frame, blurred by a 3 x 3 binomial, has each of r colors: a mean over pixels of Gaussian features."""
+    """How much of a frame, blurred by a 3 x 3 binomial, has each of r colors.
+
+    A mean over pixels of Gaussian features.
+    """
 
     kernel: kbr.Gaussian
     colors: jax.Array
@@ -82,7 +90,10 @@ def color_histogram(
 
 
 def sightings() -> np.ndarray:
-    """Whether the box is clearly in view, by the violet of the frames without noise: `[1800]`, of the test half."""
+    """Whether the box is clearly in view, by the violet of the frames without noise.
+
+    `[1800]`, of the test half.
+    """
     with np.load(camera.DATA / f"{NAME}.npz") as arrays:
         red, green, blue = np.moveaxis(arrays["frames"][camera.SPLIT :].astype(int), -1, 0)
     return np.sum(np.minimum(red, blue) - green > 20, axis=(1, 2)) >= PIXELS
@@ -159,7 +170,10 @@ def seed_results(seed: int, bar: tqdm) -> dict:
 
 
 def noisy() -> dict[str, Any]:
-    """Tracking at ten times the noise: the tracker that `camera_selection` chose there, and the same challenge."""
+    """Tracking at ten times the noise.
+
+    The tracker that `camera_selection` chose there, and the same challenge.
+    """
     tracker = {
         **selected(NAME, NOISY)[CLIPPED],
         "observation_regularizer": TRACKER["observation_regularizer"],

@@ -2,10 +2,10 @@
 
     python -m benchmarks.camera_selection [camera_lookalike | camera_rotation]
 
-Three folds: train on two thirds of the training half, estimate on the third. A filter starts its fold from a prior around
-the true first rotation, as one that is under way. The candidate of least mean error is taken.
-The demo and `camera_accuracy` read `results/camera_selection_NAME.json`; the rotation set is selected at variance 1e-3 alone
-and used at all its noise levels.
+Three folds: train on two thirds of the training half, estimate on the third. A filter starts its
+fold from a prior around the true first rotation, as one that is under way. The candidate of least
+mean error is taken. The demo and `camera_accuracy` read `results/camera_selection_NAME.json`; the
+rotation set is selected at variance 1e-3 alone and used at all its noise levels.
 """
 
 import itertools

@@ -1,10 +1,12 @@
-r"""Learning the camera filter's parameters by gradient on the training half, against those that the grid selected.
+r"""Learning the camera filter's parameters by gradient on the training half, against those that the
+grid selected.
 
     python -m benchmarks.camera_tuning [camera_lookalike | camera_rotation]
 
-Rule (b), clipped and truncated, noise variance 1e-3. The descent starts at the parameters of `camera_selection`; each step holds out
-one stretch of 100 training frames, drawn by key, and fits to the rest. Landmarks are chosen once, so that the loss does not
-jump. The best of the parameters is chosen on all stretches. Both sets of parameters then filter the test half, at three noise seeds.
+Rule (b), clipped and truncated, noise variance 1e-3. The descent starts at the parameters of
+`camera_selection`; each step holds out one stretch of 100 training frames, drawn by key, and fits
+to the rest. Landmarks are chosen once, so that the loss does not jump. The best of the parameters
+is chosen on all stretches. Both sets of parameters then filter the test half, at three noise seeds.
 """
 
 import sys
@@ -44,7 +46,9 @@ def stretches() -> tuple[np.ndarray, np.ndarray]:
 
 
 def of_stretch(data: dict[str, Any], p: dict[str, Any], number):
-    """Squared Frobenius error on one stretch, started near the truth, as by a filter that is under way."""
+    """Squared Frobenius error on one stretch, started near the truth, as by a filter that is under
+    way.
+    """
     rotations, frames = data["rotations"], data["frames"]
     index, part = data["rest"][number], data["parts"][number]
     states, truth = rotations[index], rotations[part]

@@ -1,10 +1,12 @@
-r"""Exact conditional embeddings at sample sizes whose Gram matrix does not fit: conjugate gradients, with and without landmarks.
+r"""Exact conditional embeddings at sample sizes whose Gram matrix does not fit: conjugate
+gradients,
+with and without landmarks.
 
     python -m benchmarks.conjugate_gradient [n]
 
-Kernel ridge regression of a smooth function of 3 coordinates in noise, float64. The weights $(K + n \lambda I)^{-1} k(X, x)$ of a
-batch of queries: against a Cholesky factor at a size where that is possible, then at n = 100 000 by default, where K alone
-would take 80 GB.
+Kernel ridge regression of a smooth function of 3 coordinates in noise, float64. The weights $(K + n
+\lambda I)^{-1} k(X, x)$ of a batch of queries: against a Cholesky factor at a size where that is
+possible, then at n = 100 000 by default, where K alone would take 80 GB.
 """
 
 import sys
@@ -22,7 +24,8 @@ from . import reporting
 COMMAND = "python -m benchmarks.conjugate_gradient"
 DENSE, LARGE, QUERIES, DIMENSIONS = 4000, 100_000, 10, 3
 BANDWIDTH, REGULARIZER, RANKS, LIMIT, TOLERANCE = 1.0, 1e-6, (0, 500), 400, 1e-6
-#: At n = 100 000 an iteration is 10^10 values of the kernel: plain conjugate gradients only show where they stand.
+#: At n = 100 000 an iteration is 10^10 values of the kernel: plain conjugate gradients only show
+#: where they stand.
 LARGE_LIMITS = {0: 4, 500: 60}
 
 

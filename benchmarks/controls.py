@@ -2,11 +2,13 @@ r"""A driven rotation: what it is worth to know the inputs.
 
     python -m benchmarks.controls [repetitions, 6 by default]
 
-The rotation of `benchmarks.rotation_dynamics` (a), with a turn per step that is a known input, $u_t$ uniform on [-0.2, 0.8], in
-place of eta = 0.3, its mean. Train on T = 200 and 400 steps, test on 200 (20 of burn-in): mean squared error of the state as
-a ratio to that of a particle filter which knows the model and the inputs, for `KernelBayesFilter`, which ignores the inputs, and
-`ControlledFilter`, filtered and smoothed. Both choose observation bandwidth, delta, and the bandwidth of the inputs' kernel (the
-second only) by halving the training sample, with filtering errors.
+The rotation of `benchmarks.rotation_dynamics` (a), with a turn per step that is a known input,
+$u_t$ uniform on [-0.2, 0.8], in place of eta = 0.3, its mean. Train on T = 200 and 400 steps, test
+on 200 (20 of burn-in): mean squared error of the state as a ratio to that of a particle filter
+which knows the model and the inputs, for `KernelBayesFilter`, which ignores the inputs, and
+`ControlledFilter`, filtered and smoothed. Both choose observation bandwidth, delta, and the
+bandwidth of the inputs' kernel (the second only) by halving the training sample, with filtering
+errors.
 """
 
 import functools
@@ -37,7 +39,9 @@ def turned(states, turns):
 
 
 def simulate(steps, rng, warm_up=20):
-    """States, observations `[steps, 2]`, and inputs `[steps, 1]`, each acting from its state to the next."""
+    """States, observations `[steps, 2]`, and inputs `[steps, 1]`, each acting from its state to the
+    next.
+    """
     turns = rng.uniform(LOW, HIGH, warm_up + steps)
     states = [np.array([1.0, 0.0])]
     for turn in turns[:-1]:

@@ -1,8 +1,9 @@
 r"""Kernel density estimation with importance weights: the baseline of F11 section 5.1, in NumPy.
 
-With Gaussian densities of one bandwidth h for x and y, the likelihood is
-$\hat p(y | x) = \sum_i N(x; x_i, h^2) N(y; y_i, h^2) / \sum_i N(x; x_i, h^2)$, and each point $u_j$ of the prior's sample gets a weight
-in proportion to $\hat p(y | u_j)$. In many dimensions the densities under- and overflow: everything is a log-sum-exp.
+With Gaussian densities of one bandwidth h for x and y, the likelihood is $\hat p(y | x) = \sum_i
+N(x; x_i, h^2) N(y; y_i, h^2) / \sum_i N(x; x_i, h^2)$, and each point $u_j$ of the prior's sample
+gets a weight in proportion to $\hat p(y | u_j)$. In many dimensions the densities under- and
+overflow: everything is a log-sum-exp.
 """
 
 import numpy as np
@@ -29,7 +30,8 @@ def posterior_means(
 
 
 def least_squares_scores(points: np.ndarray, bandwidths: np.ndarray) -> np.ndarray:
-    r"""Least-squares cross-validation (Rudemo 1982, Bowman 1984) of Gaussian density estimates with each bandwidth,
+    r"""Least-squares cross-validation (Rudemo 1982, Bowman 1984) of Gaussian density estimates with
+    each bandwidth,
 
     $$ \int \hat p^2 - \frac2n \sum_i \hat p_{-i}(z_i), $$
 
@@ -37,7 +39,8 @@ def least_squares_scores(points: np.ndarray, bandwidths: np.ndarray) -> np.ndarr
     """
     n, d = points.shape
     squares = pdist(points, "sqeuclidean")
-    # log of sum over pairs i != j (each counted twice) of N(z_i - z_j; 0, s^2 I), without (2 pi)^(-d / 2).
+    # log of sum over pairs i != j (each counted twice) of N(z_i - z_j; 0, s^2 I), without (2
+    # pi)^(-d / 2).
     signs, logs = [], []
     for h in bandwidths:
         wide = 2 * h**2

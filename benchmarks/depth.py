@@ -1,12 +1,17 @@
-r"""Depth from features on a grid (S13 section 5.1.3, figure 7), on synthetic scenes, since the authors' images were never released.
+r"""Depth from features on a grid (S13 section 5.1.3, figure 7), on synthetic scenes, since the
+authors'
+images were never released.
 
-    python -m benchmarks.depth            both sizes, figure and JSON
-    python -m benchmarks.depth small      20 x 16 only, the rest of the JSON stays; `large`: 107 x 86 and the figure
-    python -m benchmarks.depth again      parameters and errors that the JSON has stay; times, and what is missing
+    python -m benchmarks.depth            both sizes, figure and JSON python -m benchmarks.depth
+    small      20 x 16 only, the rest of the JSON stays; `large`: 107 x 86 and the figure python -m
+    benchmarks.depth again      parameters and errors that the JSON has stay; times, and what is
+    missing
 
-Scenes and features: `depth_worlds`; a feature fits several depths. Templates by row, as in the paper: one sample for the horizontal
-edges of a row, for the vertical edges below it, and for its likelihood. All methods learn from the same pairs; the parameters of each
-are the best of as many random candidates on validation scenes, judged by mean absolute error after 10 sweeps. Test scenes are others.
+Scenes and features: `depth_worlds`; a feature fits several depths. Templates by row, as in the
+paper: one sample for the horizontal edges of a row, for the vertical edges below it, and for its
+likelihood. All methods learn from the same pairs; the parameters of each are the best of as many
+random candidates on validation scenes, judged by mean absolute error after 10 sweeps. Test scenes
+are others.
 """
 
 import os
@@ -45,7 +50,8 @@ SWEEPS, PIVOTS = 10, 32
 #: Rows, columns; scenes for training, validation and test; pairs a template; candidates.
 SIZES = {"20 x 16": (20, 16, 40, 6, 120, 400, 40), "107 x 86": (107, 86, 20, 1, 10, 400, 10)}
 FEWER = {"20 x 16": 24, "107 x 86": 16}
-#: Belief propagation with mixtures of Gaussians takes seconds a scene: fewer candidates, and not on the large grid.
+#: Belief propagation with mixtures of Gaussians takes seconds a scene: fewer candidates, and not on
+#: the large grid.
 MIXTURE_CANDIDATES = 12
 
 _BINS = {
@@ -182,7 +188,10 @@ def memory() -> float:
 
 
 def sweep_time(run: Callable[[int], Any]) -> float:
-    """Milliseconds of one sweep: what some more of them cost, the fastest of 7 each, since other work shares the machine."""
+    """Milliseconds of one sweep.
+
+    What some more of them cost, the fastest of 7 each, since other work shares the machine.
+    """
 
     def fastest(sweeps: int, repeats: int = 7) -> float:
         jax.block_until_ready(run(sweeps))
@@ -228,7 +237,10 @@ def time_sampled(problem: Problem, best: dict[str, dict]) -> dict[str, dict[str,
 def measure(
     name: str, problem: Problem, best: dict[str, dict], known: dict[str, list]
 ) -> tuple[dict, dict]:
-    """Errors on every test scene, unless `known`, and seconds of every method; and the estimates on the first test scene."""
+    """Errors on every test scene, unless `known`, and seconds of every method.
+
+    And the estimates on the first test scene.
+    """
     p, floor = best["kernel"], best["kernel"]["floor"]
     features = methods.values(problem.test[0])
     forms: dict[str, dict] = {"kernel BP, features": {}}

@@ -1,6 +1,8 @@
-"""Ways to estimate depth from features: kernel belief propagation, discrete belief propagation on bins, nodes one by one.
+"""Ways to estimate depth from features: kernel belief propagation, discrete belief propagation on
+bins, nodes one by one.
 
-All learn from the same pairs for each row's templates; each returns the depth of every node of a scene, row by row.
+All learn from the same pairs for each row's templates; each returns the depth of every node of a
+scene, row by row.
 """
 
 import dataclasses
@@ -18,7 +20,10 @@ from .depth_worlds import World
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """Pairs for the templates of `grid_graph`: horizontal and vertical neighbors, depth and features, float32."""
+    """Pairs for the templates of `grid_graph`.
+
+    Horizontal and vertical neighbors, depth and features, float32.
+    """
 
     rows: int
     columns: int
@@ -88,7 +93,8 @@ def fit_kernel(
 ) -> kbr.PropagationModel:
     """Kernel belief propagation.
 
-    Bandwidths `h` of depth and `c` of features; regularizers `epsilon` of edges and `kappa` of likelihoods; `rank`.
+    Bandwidths `h` of depth and `c` of features; regularizers `epsilon` of edges and `kappa` of
+    likelihoods; `rank`.
     """
     graph = kbr.grid_graph(data.rows, data.columns)
     ridges = np.full(graph.num_templates, p["epsilon"], np.float32)
@@ -107,7 +113,10 @@ def _kernels(data: Training, p: dict) -> list:
 
 
 def fit_alone(data: Training, p: dict) -> kbr.PropagationModel:
-    """The same model without edges between hidden nodes: each node's own feature and the marginal of its row."""
+    """The same model without edges between hidden nodes.
+
+    Each node's own feature and the marginal of its row.
+    """
     nodes = np.arange(data.rows * data.columns)
     graph = kbr.pairwise_graph(
         np.stack([nodes, nodes + len(nodes)], 1),
@@ -134,7 +143,10 @@ def estimate(
 def regress(
     depth: jax.Array, train: jax.Array, c: jax.Array, kappa: jax.Array, features: jax.Array
 ) -> jax.Array:
-    """Kernel ridge regression of depth on features, one for each row; `features` `[rows, columns, d]`."""
+    """Kernel ridge regression of depth on features, one for each row.
+
+    `features` `[rows, columns, d]`.
+    """
 
     def row(x, y, queries):
         offset = jnp.mean(y)
@@ -147,11 +159,14 @@ def regress(
 
 
 def fit_discrete(data: Training, p: dict) -> dict[str, jax.Array]:
-    """Tables on `bins` bins: counts of pairs, blurred by a Gaussian of width `blur` (in depth), plus `alpha` in all.
+    """Tables on `bins` bins: counts of pairs, blurred by a Gaussian of width `blur` (in depth),
+    plus
+    `alpha` in all.
 
-    Matrices `[rows, b, b]` of p(source | target) towards each side; marginals; and the training bins of each row, from which the
-    likelihood of a feature is taken, p(bin | x) / p(bin). Features are discrete too, `cells` cells of k-means (0.5 is added to each
-    count); or, with a bandwidth `c` instead, the likelihood is a kernel average.
+    Matrices `[rows, b, b]` of p(source | target) towards each side; marginals; and the training
+    bins of each row, from which the likelihood of a feature is taken, p(bin | x) / p(bin). Features
+    are discrete too, `cells` cells of k-means (0.5 is added to each count); or, with a bandwidth
+    `c` instead, the likelihood is a kernel average.
     """
     bins = p["bins"]
     low, high = data.range
@@ -199,7 +214,10 @@ def _scaled(values: jax.Array, floor: float) -> jax.Array:
 def discrete_sweep(
     tables: dict[str, jax.Array], local: jax.Array, heard: tuple, floor: float
 ) -> tuple:
-    """One flooding sweep; `heard` are the messages from left, right, above and below, `[rows, columns, b]` each."""
+    """One flooding sweep.
+
+    `heard` are the messages from left, right, above and below, `[rows, columns, b]` each.
+    """
     left, right, above, below = heard
     to_right, to_left = (
         (local * above * below * left)[:, :-1],

@@ -1,11 +1,15 @@
-r"""Belief propagation by samples, for depth from features: particles (Ihler and McAllester 2009) and mixtures of Gaussians.
+r"""Belief propagation by samples, for depth from features: particles (Ihler and McAllester 2009)
+and
+mixtures of Gaussians.
 
-Potentials are kernel density estimates from the same pairs as everywhere: $p(x_s, x_t) / (p(x_s) p(x_t))$ on edges, and for
-a node's own feature y the density $p(x | y)$, a mixture of normal densities at the training depths.
+Potentials are kernel density estimates from the same pairs as everywhere: $p(x_s, x_t) / (p(x_s)
+p(x_t))$ on edges, and for a node's own feature y the density $p(x | y)$, a mixture of normal
+densities at the training depths.
 
-What is simpler than in the originals. Particles: drawn once from $p(x | y)$ of their node, not anew from its belief. Mixtures of
-Gaussians (Sudderth et al. 2003): the product of incoming mixtures is sampled by importance, from $p(x | y)$ weighted by the messages,
-instead of by Gibbs sampling of its components; the bandwidth is one parameter, and not chosen for each message.
+What is simpler than in the originals. Particles: drawn once from $p(x | y)$ of their node, not anew
+from its belief. Mixtures of Gaussians (Sudderth et al. 2003): the product of incoming mixtures is
+sampled by importance, from $p(x | y)$ weighted by the messages, instead of by Gibbs sampling of its
+components; the bandwidth is one parameter, and not chosen for each message.
 """
 
 import functools
@@ -21,7 +25,9 @@ PARTICLES, COMPONENTS = 100, 50
 
 
 def fit_sampled(data: Training, p: dict) -> dict[str, jax.Array]:
-    """The pairs, and parameters `h` (bandwidth of depth), `c` (of features), `alpha` (added to densities)."""
+    """The pairs, and parameters `h` (bandwidth of depth), `c` (of features), `alpha` (added to
+    densities).
+    """
     arrays = {
         "across": data.across,
         "down": data.down,
@@ -127,7 +133,8 @@ def particle_estimate(
     return _median(particles[0], left * right * above * below)
 
 
-#: Neighbors: shift of rows and columns from the node that speaks to the one that hears, the pairs, and its column in them.
+#: Neighbors: shift of rows and columns from the node that speaks to the one that hears, the pairs,
+#: and its column in them.
 _DIRECTIONS = (
     ("across", 0, (0, 1)),
     ("across", 1, (0, -1)),
@@ -137,12 +144,16 @@ _DIRECTIONS = (
 
 
 def _speak(tables: dict[str, jax.Array], direction: int, x: jax.Array, key: jax.Array) -> jax.Array:
-    """Centers `[rows, columns, P]` of the mixtures that nodes send: partners of training points near their samples."""
+    """Centers `[rows, columns, P]` of the mixtures that nodes send.
+
+    Partners of training points near their samples.
+    """
     name, side, shift = _DIRECTIONS[direction]
     pairs = tables[name]
     if (
         name == "down"
-    ):  # the pairs below a row belong to it for the node above, and to the next row for the node below
+        # the pairs below a row belong to it for the node above, and to the next row for the node below
+    ):
         edge = pairs[-1:] if side == 0 else pairs[:1]
         pairs = jnp.concatenate([pairs, edge] if side == 0 else [edge, pairs])
 
@@ -185,7 +196,9 @@ def _hear(
 def mixture_estimate(
     tables: dict[str, jax.Array], features: jax.Array, sweeps: int, floor: float
 ) -> jax.Array:
-    """Posterior medians by belief propagation whose messages are mixtures of Gaussians with equal weights."""
+    """Posterior medians by belief propagation whose messages are mixtures of Gaussians with equal
+    weights.
+    """
 
     def speak_all(products, x, key):
         keys = jax.random.split(key, 8)
@@ -199,7 +212,8 @@ def mixture_estimate(
         return [_hear(tables, direction, centers[direction], x, floor) for direction in range(4)]
 
     def others(messages):
-        # What is sent on in a direction comes from all sides but that which it goes to: 0 and 1, 2 and 3 are opposite.
+        # What is sent on in a direction comes from all sides but that which it goes to: 0 and 1, 2
+        # and 3 are opposite.
         opposite = (1, 0, 3, 2)
         return [
             functools.reduce(

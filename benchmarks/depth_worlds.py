@@ -1,4 +1,7 @@
-"""Synthetic scenes for depth from features: smooth depth with jumps, seen through features that look alike at several depths."""
+"""Synthetic scenes for depth from features.
+
+Smooth depth with jumps, seen through features that look alike at several depths.
+"""
 
 import dataclasses
 
@@ -27,7 +30,9 @@ def _smooth(noise: np.ndarray, width: float) -> np.ndarray:
 
 
 def depth_map(rows: int, columns: int, rng: np.random.Generator) -> np.ndarray:
-    """A ground that recedes towards the top, gentle waves, and a few objects that stand in front of it."""
+    """A ground that recedes towards the top, gentle waves, and a few objects that stand in front of
+    it.
+    """
     margin = 8
     noise = rng.normal(size=(rows + 2 * margin, columns + 2 * margin))
     waves = _smooth(noise, 0.2 * min(rows, columns))[margin:-margin, margin:-margin]

@@ -1,11 +1,14 @@
-r"""Extrapolation on real drifts: digits that turn, shrink and move; patches of a window that pans over photographs.
+r"""Extrapolation on real drifts: digits that turn, shrink and move; patches of a window that pans
+over
+photographs.
 
     python -m benchmarks.drift
 
-Lampert's experiment 2 on data that scikit-learn bundles: the last of T sample sets is predicted from those before, distances are RKHS
-distances to its embedding, under both histogram kernels. Baselines: the last observed set, all observed sets together. A
-two-sided Wilcoxon signed-rank test for each kind of drift, kernel and baseline, corrected for their number
-(Holm); wins and losses alike.
+Lampert's experiment 2 on data that scikit-learn bundles: the last of T sample sets is predicted
+from those before, distances are RKHS distances to its embedding, under both histogram kernels.
+Baselines: the last observed set, all observed sets together. A two-sided Wilcoxon signed-rank test
+for each kind of drift, kernel and baseline, corrected for their number (Holm); wins and losses
+alike.
 """
 
 from typing import Any
@@ -37,7 +40,9 @@ def normalized(histograms: np.ndarray) -> np.ndarray:
 
 
 def moved(image: np.ndarray, kind: str, amount: float) -> np.ndarray:
-    """One 8 x 8 digit on a 12 x 12 canvas, turned by degrees, shrunk by a factor, or moved by pixels."""
+    """One 8 x 8 digit on a 12 x 12 canvas, turned by degrees, shrunk by a factor, or moved by
+    pixels.
+    """
     canvas = np.pad(image, 2)
     if kind == "rotation":
         return scipy.ndimage.rotate(canvas, amount, reshape=False, order=1)
@@ -55,7 +60,10 @@ AMOUNTS = {
 
 
 def digits(kind: str) -> list[list[np.ndarray]]:
-    """For each digit, direction and repetition: sets of different images of it at each step. Features: masses of cells 2 x 2."""
+    """For each digit, direction and repetition.
+
+    Sets of different images of it at each step. Features: masses of cells 2 x 2.
+    """
     images, labels = load_digits(return_X_y=True)
     sequences = []
     for digit in range(10):
@@ -76,7 +84,10 @@ def digits(kind: str) -> list[list[np.ndarray]]:
 
 
 def photograph(index: int) -> list[list[np.ndarray]]:
-    """A window of 120 x 120 pixels pans over a photograph; features: color histograms of patches of 12 x 12, 4 bins a channel."""
+    """A window of 120 x 120 pixels pans over a photograph.
+
+    Features: color histograms of patches of 12 x 12, 4 bins a channel.
+    """
     image = load_sample_images().images[index]
     bins = (image // 64).astype(int) @ np.array([16, 4, 1])
     height, width = bins.shape

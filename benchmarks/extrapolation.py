@@ -1,11 +1,15 @@
-r"""Extrapolating the dynamics of distributions on Lampert's synthetic settings: his tables 1 and 2, and better.
+r"""Extrapolating the dynamics of distributions on Lampert's synthetic settings: his tables 1 and 2,
+and
+better.
 
     python -m benchmarks.extrapolation [repetitions at n = 10, 100, 1000]
 
-A mixture whose shares drift, a Gaussian that moves, a Gaussian that contracts: sets of n points at each time, the prediction of
-the next. "EDD" is the paper's (regularizer 1 / n), "noise" has the mean sampling noise of the embeddings as its regularizer
-(the default of `fit_dynamics`), "stacked" is `stacked_forecast`; nothing but the observed sets decides. "+H" is followed by
-herding of n points on a grid. Distances are to the true embedding in closed form, in the RKHS of the normal density.
+A mixture whose shares drift, a Gaussian that moves, a Gaussian that contracts: sets of n points at
+each time, the prediction of the next. "EDD" is the paper's (regularizer 1 / n), "noise" has the
+mean sampling noise of the embeddings as its regularizer (the default of `fit_dynamics`), "stacked"
+is `stacked_forecast`; nothing but the observed sets decides. "+H" is followed by herding of n
+points on a grid. Distances are to the true embedding in closed form, in the RKHS of the normal
+density.
 """
 
 import sys
@@ -25,7 +29,8 @@ SIZES, REPETITIONS = (10, 100, 1000), (1000, 400, 100)
 SETTINGS = ("mixture", "translation", "concentration")
 WINDOWS = {"mixture": (-7.0, 7.0), "translation": (-3.0, 5.0), "concentration": (-6.0, 6.0)}
 SHARES = np.arange(2, 8) / 10
-#: Root mean squared distances to expect at the paper's settings (mean distances for the mixture), n = 10, 100, 1000.
+#: Root mean squared distances to expect at the paper's settings (mean distances for the mixture), n
+#: = 10, 100, 1000.
 EXPECTED = {
     "translation": {"last": (0.294, 0.269, 0.267), "EDD": (0.310, 0.201, 0.144)},
     "concentration": {"last": (0.253, 0.203, 0.194), "EDD": (0.322, 0.220, 0.155)},
@@ -97,7 +102,10 @@ def measure(setting: str, sets: jax.Array, future: jax.Array) -> dict[str, dict[
 
 
 def summary(values: np.ndarray, setting: str) -> dict[str, float]:
-    """As in the paper: mean and SD for the mixture; root of mean square and of the SD of squares for the others."""
+    """As in the paper.
+
+    Mean and SD for the mixture; root of mean square and of the SD of squares for the others.
+    """
     count = np.sqrt(len(values))
     if setting == "mixture":
         return {

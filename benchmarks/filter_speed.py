@@ -1,9 +1,12 @@
-r"""Time per filter step against a dense NumPy/SciPy filter, in one run: exact, rank 100, one sequence and batches.
+r"""Time per filter step against a dense NumPy/SciPy filter, in one run: exact, rank 100, one
+sequence
+and batches.
 
     python -m benchmarks.filter_speed
 
-The peer is the filter of S13 (algorithm VII) as one writes it in NumPy: the Gram matrix of the states factored once, and
-`scipy.linalg.solve` of $(D K)^2 + \delta I$ at each step; prior weights clipped and truncated as in ours.
+The peer is the filter of S13 (algorithm VII) as one writes it in NumPy: the Gram matrix of the
+states factored once, and `scipy.linalg.solve` of $(D K)^2 + \delta I$ at each step; prior weights
+clipped and truncated as in ours.
 """
 
 import time
@@ -116,7 +119,8 @@ def main() -> None:
     print(reporting.table([f"step at n = {SAMPLE}, float64", "ms", "times faster"], rows))
     print(f"first call {first_call:.1f} s; MSE {results['mean squared error']}")
     print(
-        f"largest difference of dense estimates {results['largest difference of dense estimates']:.1e}"
+        f"largest difference of dense estimates "
+        f"{results['largest difference of dense estimates']:.1e}"
     )
     print(reporting.save("filter_speed", COMMAND, results))
 

@@ -1,7 +1,9 @@
-r"""The Gaussian problem of F11 sections 5.1 and 5.2, whose posterior is known: data, prior, likelihood, in NumPy.
+r"""The Gaussian problem of F11 sections 5.1 and 5.2, whose posterior is known: data, prior,
+likelihood,
+in NumPy.
 
-(X, Y) is normal in d + d dimensions with means (0, 1) and covariance $V = A^\top A + 2 I$, A standard normal; the prior is
-$N(0, V_{XX} / 2)$, so that it is not the marginal of X.
+(X, Y) is normal in d + d dimensions with means (0, 1) and covariance $V = A^\top A + 2 I$, A
+standard normal; the prior is $N(0, V_{XX} / 2)$, so that it is not the marginal of X.
 """
 
 from typing import NamedTuple
@@ -10,7 +12,10 @@ import numpy as np
 
 
 class GaussianProblem(NamedTuple):
-    """One draw of the problem: covariances of X, the prior and the noise, and the matrix of the regression of Y on X."""
+    """One draw of the problem.
+
+    Covariances of X, the prior and the noise, and the matrix of the regression of Y on X.
+    """
 
     covariance: np.ndarray
     prior: np.ndarray

@@ -2,8 +2,9 @@ r"""What a gradient costs beside its loss: time, and temporary memory, with ever
 
     python -m benchmarks.gradient_cost
 
-Losses of `kbr_jax` at sizes that people use, exact and with landmarks; and the filter's loss over 10^4 steps, with and without
-segments. Memory is what the compiled program allocates beside its arguments and results.
+Losses of `kbr_jax` at sizes that people use, exact and with landmarks; and the filter's loss over
+10^4 steps, with and without segments. Memory is what the compiled program allocates beside its
+arguments and results.
 """
 
 from collections.abc import Callable

@@ -1,10 +1,12 @@
-r"""Gram matrices and products with them against scikit-learn, NumPy and KeOps, in one run; Gaussian kernel, d = 10.
+r"""Gram matrices and products with them against scikit-learn, NumPy and KeOps, in one run; Gaussian
+kernel, d = 10.
 
     python -m benchmarks.gram_speed [n of the matrix] [n of the product]
 
-The matrix: scikit-learn's `rbf_kernel`, and NumPy as one writes it ($|x|^2 + |y|^2 - 2 x y$, then `exp`). The product
-$K(X, X) V$ of one column, and its gradient with respect to x, y and v: KeOps (`Genred`, its `Grad` operator). A peer
-that is not installed is left out. KeOps compiles with the system's C++ compiler.
+The matrix: scikit-learn's `rbf_kernel`, and NumPy as one writes it ($|x|^2 + |y|^2 - 2 x y$, then
+`exp`). The product $K(X, X) V$ of one column, and its gradient with respect to x, y and v: KeOps
+(`Genred`, its `Grad` operator). A peer that is not installed is left out. KeOps compiles with the
+system's C++ compiler.
 """
 
 import sys
@@ -43,7 +45,10 @@ def gram_peers(x) -> dict[str, Callable[[], Any]]:
 
 
 def keops(x, v) -> tuple[Callable[[], Any], Callable[[], Any]] | None:
-    """The product and its gradient, or None without KeOps. Its gradient has one reduction a variable."""
+    """The product and its gradient, or None without KeOps.
+
+    Its gradient has one reduction a variable.
+    """
     try:
         from pykeops.numpy import Genred  # pyright: ignore[reportMissingImports]
     except ImportError:

@@ -1,4 +1,5 @@
-r"""Filters that know half of the model, on the rotation dynamics: known moves, or a known likelihood.
+r"""Filters that know half of the model, on the rotation dynamics: known moves, or a known
+likelihood.
 
     python -m benchmarks.half_known [repetitions [T ...]]
 
@@ -55,7 +56,7 @@ class Simulator(eqx.Module):
 
 
 def log_likelihood(observation, state):
-    """log p(o | s), up to a constant."""
+    """Log p(o | s), up to a constant."""
     return -jnp.sum((observation - state) ** 2) / (2 * NOISE**2)
 
 

@@ -1,9 +1,11 @@
-"""Herding, and inner products of sample sets, against coreax and one blocked product with a Gram matrix.
+"""Herding, and inner products of sample sets, against coreax and one blocked product with a Gram
+matrix.
 
     python -m benchmarks.herding_speed [candidates]
 
-1000 points from 10^5 candidates in 10 dimensions, Gaussian kernel, float32: the candidates are the sample too, so both libraries
-first compute its mean embedding at every candidate. coreax (extra `benchmarks`) gets the block size that is fastest for it here.
+1000 points from 10^5 candidates in 10 dimensions, Gaussian kernel, float32: the candidates are the
+sample too, so both libraries first compute its mean embedding at every candidate. coreax (extra
+`benchmarks`) gets the block size that is fastest for it here.
 """
 
 import sys
@@ -86,7 +88,9 @@ def herding(count: int) -> dict[str, Any]:
 
 
 def set_products() -> dict[str, float]:
-    """Gram matrix of 100 sets of 1000 points, beside one blocked product with the Gram matrix of all 10^5."""
+    """Gram matrix of 100 sets of 1000 points, beside one blocked product with the Gram matrix of
+    all 10^5.
+    """
     points = jax.random.normal(jax.random.key(1), (SETS, SET_SIZE, DIMENSIONS))
     kernel = kbr.Gaussian(jnp.asarray(BANDWIDTH, jnp.float32))
     flat, ones = points.reshape(-1, DIMENSIONS), jnp.full(SETS * SET_SIZE, 1 / SET_SIZE)

@@ -2,8 +2,8 @@
 
     python -m benchmarks.hypotheses
 
-The peer (extra `benchmarks`) runs its own MMD and HSIC, in the same process and on the same data; at n = 1000 with 40 permutations,
-whose time is multiplied by 25.
+The peer (extra `benchmarks`) runs its own MMD and HSIC, in the same process and on the same data;
+at n = 1000 with 40 permutations, whose time is multiplied by 25.
 """
 
 import importlib.util
@@ -43,7 +43,9 @@ def triples(key: jax.Array, strength: float) -> tuple[jax.Array, jax.Array, jax.
 
 
 def tests() -> dict[str, tuple[Callable[..., jax.Array], float]]:
-    """p-value of each test for a key and a strength of the effect, and a strength at which it should often be found."""
+    """p-value of each test for a key and a strength of the effect, and a strength at which it
+    should often be found.
+    """
     two = {
         "two samples, permutations": lambda x, y, key: kbr.two_sample_test(
             G, x, y, key=key, draws=DRAWS

@@ -1,25 +1,31 @@
-r"""Where is the walker? A canteen, a telephone, and Wi-Fi ranges and signal strengths to six access points.
+r"""Where is the walker? A canteen, a telephone, and Wi-Fi ranges and signal strengths to six access
+points.
 
     python -m benchmarks.indoor
 
-Data: `indoor_canteen.npz` of the folder `KBR_DATA` (default: `benchmarks/data`, where it is not included), walks of two
-users from the public set haiyaoyu/RTT-Indoor-localization-data-set; not part of the project. Trained on laps 1 to 5, tested
-on laps 6, 7 and 9.
+Data: `indoor_canteen.npz` of the folder `KBR_DATA` (default: `benchmarks/data`, where it is not
+included), walks of two users from the public set haiyaoyu/RTT-Indoor-localization-data-set; not
+part of the project. Trained on laps 1 to 5, tested on laps 6, 7 and 9.
 
-Time steps are uneven (.2 to .8 s) and differ between laps, so every lap is put on a grid of whole seconds: the true position
-is interpolated, and the observation summarizes what was read in the window of the last w seconds (lower quartile of each
-range, because reflections only lengthen it; mean of each strength). All methods see the same observations and choose w.
-A transition of the filter is then one second of one lap, whichever lap it comes from (`successors`), never one across laps.
+Time steps are uneven (.2 to .8 s) and differ between laps, so every lap is put on a grid of whole
+seconds: the true position is interpolated, and the observation summarizes what was read in the
+window of the last w seconds (lower quartile of each range, because reflections only lengthen it;
+mean of each strength). All methods see the same observations and choose w. A transition of the
+filter is then one second of one lap, whichever lap it comes from (`successors`), never one across
+laps.
 
-Everything is chosen by the mean error on each of laps 1 to 5 with a model of the other four: the filter's bandwidths,
-regularizers and truncation by a random search and then Adam on that error, differentiated through the filter (one left-out
-lap number a step); its window, form and transition, and all parameters of the other methods, by comparing candidates.
-Laps 6, 7 and 9 are read once everything is chosen.
+Everything is chosen by the mean error on each of laps 1 to 5 with a model of the other four: the
+filter's bandwidths, regularizers and truncation by a random search and then Adam on that error,
+differentiated through the filter (one left-out lap number a step); its window, form and transition,
+and all parameters of the other methods, by comparing candidates. Laps 6, 7 and 9 are read once
+everything is chosen.
 
-The two users walk paths that do not touch, so a belief on the wrong path never comes back by itself. The filter therefore
-restarts where an observation contradicts its prediction (`Recovery`); the threshold is chosen on the laps left out, started
-rightly and from the other user's first observation. This was added after a first run without it, in which the filter
-was best on the laps left out and as good as others on five test laps, but lost the sixth (lap 9, user 2; mean of all 1.14 m).
+The two users walk paths that do not touch, so a belief on the wrong path never comes back by
+itself. The filter therefore restarts where an observation contradicts its prediction (`Recovery`);
+the threshold is chosen on the laps left out, started rightly and from the other user's first
+observation. This was added after a first run without it, in which the filter was best on the laps
+left out and as good as others on five test laps, but lost the sixth (lap 9, user 2; mean of all
+1.14 m).
 """
 
 import functools
@@ -42,8 +48,9 @@ from .indoor_baselines import TEST, TRAINING
 COMMAND = "python -m benchmarks.indoor"
 STEPS, RATE, TRIALS = 10, 0.1, 14
 FILTER_WINDOWS = (4, 8, 16)
-# The Gram matrix of the observations is exact: landmarks few enough to pay would blur 35 m of path to half a meter, and
-# with `max_active` Bayes' rule costs only the cube of the active weights. While choosing, every second transition is used.
+# The Gram matrix of the observations is exact: landmarks few enough to pay would blur 35 m of path
+# to half a meter, and with `max_active` Bayes' rule costs only the cube of the active weights.
+# While choosing, every second transition is used.
 CHOOSING = {"stride": 2, "states": 120, "active": 100}
 FINAL = {"stride": 1, "states": 160, "active": 200}
 VARIANTS = {
@@ -57,7 +64,8 @@ METHODS = {
 }
 RESTARTS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8)
 WRONG_START = 30  # seconds that a belief on the wrong path has to come back
-# Where the search starts: bandwidths in noise levels (ranges, strengths) and metres (positions); and its steps in logarithms.
+# Where the search starts: bandwidths in noise levels (ranges, strengths) and metres (positions);
+# and its steps in logarithms.
 START = {
     "ranges": 3.0,
     "strengths": 6.0,
@@ -89,7 +97,9 @@ class Fold(eqx.Module):
 
 
 def make_fold(laps: dict, tests: dict, window: int, stride: int, sizes: tuple[int, int]) -> Fold:
-    """Transitions of whole seconds within each training lap, and the laps to track, padded to `sizes` (n, T)."""
+    """Transitions of whole seconds within each training lap, and the laps to track, padded to
+    `sizes` (n, T).
+    """
     scale = baselines.fit_scale(list(laps.values()), window)
     pieces = [
         (
@@ -145,8 +155,8 @@ def track(
 ) -> jax.Array:
     """Estimates `[L, T, 2]`: weighted means of the positions under the belief.
 
-    The belief starts from the first observation alone (or from those given): the marginal of all positions would be cut
-    by `max_active`.
+    The belief starts from the first observation alone (or from those given): the marginal of all
+    positions would be cut by `max_active`.
     """
     value = jax.tree.map(jnp.exp, parameters)
     bandwidths = jnp.repeat(
@@ -196,7 +206,10 @@ def programs(variant: str) -> tuple[Any, Any]:
 
 
 def adapt(laps: dict, window: int, variant: str, start: dict) -> tuple[float, dict]:
-    """Adam on the error of one left-out lap number after the other, in log space: mean error of all five, parameters."""
+    """Adam on the error of one left-out lap number after the other, in log space.
+
+    Mean error of all five, parameters.
+    """
     folds = make_folds(laps, window)
     gradient, score = programs(variant)
     optimizer = optax.chain(
@@ -219,7 +232,10 @@ def adapt(laps: dict, window: int, variant: str, start: dict) -> tuple[float, di
 def search(
     laps: dict, window: int, variant: str, start: dict, trials: int, seed: int
 ) -> tuple[float, dict]:
-    """Random steps in log space from the best parameters so far: their mean error on the five folds, and they."""
+    """Random steps in log space from the best parameters so far.
+
+    Their mean error on the five folds, and they.
+    """
     folds, (_, score) = make_folds(laps, window), programs(variant)
     rng, best = np.random.default_rng(seed), start
     least = float(score({name: jnp.asarray(value) for name, value in start.items()}, folds))
@@ -234,7 +250,10 @@ def search(
 
 
 def choose_filter(laps: dict) -> dict[str, Any]:
-    """Window, variant and parameters: random search over windows with rule (b), then Adam, then the other variant."""
+    """Window, variant and parameters.
+
+    Random search over windows with rule (b), then Adam, then the other variant.
+    """
     tried, start = [], {name: float(np.log(value)) for name, value in START.items()}
 
     def note(window, variant, how, score, parameters):
@@ -260,7 +279,9 @@ def choose_filter(laps: dict) -> dict[str, Any]:
 
 
 def choose_restart(laps: dict, chosen: dict[str, Any]) -> dict[str, Any]:
-    """The threshold of `Recovery` with the least mean error on the folds, half of it from wrong starts."""
+    """The threshold of `Recovery` with the least mean error on the folds, half of it from wrong
+    starts.
+    """
     folds = make_folds(laps, chosen["window"])
     parameters = {name: jnp.log(value) for name, value in chosen["parameters"].items()}
 
@@ -335,7 +356,9 @@ def estimate(chosen: dict, laps: dict, tests: dict) -> dict[str, dict]:
 
 
 def draw(tests: dict, estimates: dict, errors: dict) -> None:
-    """True and estimated path along both axes on one test lap, and the distribution of errors over all of them."""
+    """True and estimated path along both axes on one test lap, and the distribution of errors over
+    all of them.
+    """
     from matplotlib.figure import Figure
 
     shown = ["kernel Bayes filter", "nearest neighbors"]
@@ -365,7 +388,8 @@ def draw(tests: dict, estimates: dict, errors: dict) -> None:
 def main() -> None:
     if not baselines.data_path().exists():
         print(
-            f"No {baselines.data_path()}: set KBR_DATA to the folder of indoor_canteen.npz. Nothing was run."
+            f"No {baselines.data_path()}: set KBR_DATA to the folder of indoor_canteen.npz. "
+            f"Nothing was run."
         )
         return
     jax.config.update("jax_enable_x64", True)

@@ -1,4 +1,7 @@
-"""The canteen laps as positions and windows of readings; nearest neighbors, kernel ridge and Kalman filters on them."""
+"""The canteen laps as positions and windows of readings.
+
+Nearest neighbors, kernel ridge and Kalman filters on them.
+"""
 
 import itertools
 import os
@@ -16,14 +19,20 @@ AGILITIES = tuple(10.0 ** (power / 2) for power in range(-16, 3))
 
 
 class Lap(NamedTuple):
-    """One walk on a grid of whole seconds: `position` [T, 2] and, by window, `readings` [T, 12] (NaN: not heard)."""
+    """One walk on a grid of whole seconds.
+
+    `position` [T, 2] and, by window, `readings` [T, 12] (NaN: not heard).
+    """
 
     position: np.ndarray
     readings: dict[int, np.ndarray]
 
 
 class Scale(NamedTuple):
-    """What turns readings into features: value of an access point not heard, limit and noise of every channel."""
+    """What turns readings into features.
+
+    Value of an access point not heard, limit and noise of every channel.
+    """
 
     far: np.ndarray
     noise: np.ndarray
@@ -51,9 +60,11 @@ def read_laps(numbers: tuple[int, ...]) -> dict[tuple[int, int], Lap]:
 
 
 def _on_grid(time: np.ndarray, position: np.ndarray, rtt: np.ndarray, rss: np.ndarray) -> Lap:
-    """Resample to whole seconds: the true position there, and what was read in the window that ends there.
+    """Resample to whole seconds: the true position there, and what was read in the window that ends
+    there.
 
-    Of the ranges in a window the lower quartile, because a reflected signal only comes late; of the strengths the mean.
+    Of the ranges in a window the lower quartile, because a reflected signal only comes late; of the
+    strengths the mean.
     """
     grid = np.arange(int(time[-1]) + 1.0)
     truth = np.stack([np.interp(grid, time, axis) for axis in position.T], axis=1)
@@ -79,8 +90,9 @@ def _summary(values: np.ndarray, function: Any) -> float:
 def fit_scale(laps: list[Lap], window: int) -> Scale:
     """Far values and noise levels of the 12 channels, from training laps.
 
-    An access point that is not heard is far or hidden: it gets the longest range (99 %) and the weakest signal (1 %), and
-    longer ranges are cut there. Noise: root mean square of a channel around its mean over the 20 nearest positions.
+    An access point that is not heard is far or hidden: it gets the longest range (99 %) and the
+    weakest signal (1 %), and longer ranges are cut there. Noise: root mean square of a channel
+    around its mean over the 20 nearest positions.
     """
     readings = np.concatenate([lap.readings[window] for lap in laps])
     position = np.concatenate([lap.position for lap in laps])
@@ -115,7 +127,10 @@ def weigh(x: np.ndarray, weight: float) -> np.ndarray:
 
 
 def split(laps: dict[tuple[int, int], Lap], window: int, tests: dict[tuple[int, int], Lap]) -> Any:
-    """Training features and positions, and the features of each test lap; scales are fitted to the training laps only."""
+    """Training features and positions, and the features of each test lap.
+
+    Scales are fitted to the training laps only.
+    """
     scale = fit_scale(list(laps.values()), window)
     x = np.concatenate([features(lap, window, scale) for lap in laps.values()])
     y = np.concatenate([lap.position for lap in laps.values()])
@@ -125,7 +140,10 @@ def split(laps: dict[tuple[int, int], Lap], window: int, tests: dict[tuple[int, 
 def nearest(
     x: np.ndarray, y: np.ndarray, queries: dict, weight: float, tried: Any = None
 ) -> dict[tuple, dict]:
-    """Estimates of k-nearest neighbors for every k: mean position of the k most similar training readings."""
+    """Estimates of k-nearest neighbors for every k.
+
+    Mean position of the k most similar training readings.
+    """
     estimates: dict[tuple, dict] = {(k,): {} for (k,) in tried or itertools.product(NEAREST)}
     for key, query in queries.items():
         order = np.argsort(squared_distances(weigh(query, weight), weigh(x, weight)), axis=1)
@@ -155,13 +173,17 @@ def ridge(
 
 
 def kalman(measured: np.ndarray, agility: float) -> np.ndarray:
-    """Kalman filter with nearly constant velocity on measured positions; `agility` is the ratio of its two noises.
+    """Kalman filter with nearly constant velocity on measured positions; `agility` is the ratio of
+    its
+    two noises.
 
-    Noise of the measurement has variance 1, white noise of the acceleration `agility`: the estimate depends on the ratio only.
+    Noise of the measurement has variance 1, white noise of the acceleration `agility`: the estimate
+    depends on the ratio only.
     """
     transition = np.array([[1.0, 1.0], [0.0, 1.0]])
     process = agility * np.array([[1 / 3, 1 / 2], [1 / 2, 1.0]])
-    # Walking is slow against the error of one measurement, so the first velocity is taken as near zero.
+    # Walking is slow against the error of one measurement, so the first velocity is taken as near
+    # zero.
     mean, covariance = np.stack([measured[0], np.zeros(2)]), np.diag([1.0, 0.01])
     estimates = [measured[0]]
     for value in measured[1:]:
@@ -186,7 +208,9 @@ def mean_error(estimates: dict, laps: dict) -> float:
 
 
 def select(method: Any, laps: dict, window: int, stride: int) -> list[dict[str, Any]]:
-    """Candidates of one window with their estimates on each training lap, fitted to the laps of other numbers."""
+    """Candidates of one window with their estimates on each training lap, fitted to the laps of
+    other numbers.
+    """
     candidates = []
     for weight in WEIGHTS:
         merged: dict[tuple, dict] = {}
@@ -245,7 +269,9 @@ def summary(errors: np.ndarray) -> dict[str, float]:
 
 
 def summarize(chosen: dict, errors: dict[str, dict]) -> dict[str, Any]:
-    """Errors of every method on all test laps and each, its choice and what that scored on the training laps."""
+    """Errors of every method on all test laps and each, its choice and what that scored on the
+    training laps.
+    """
     methods = {}
     for name, by_lap in errors.items():
         together = summary(np.concatenate(list(by_lap.values())))

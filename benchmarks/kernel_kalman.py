@@ -1,17 +1,21 @@
-r"""The kernel Kalman rule (Gebhardt, Kupcsik and Neumann 2017) against Bayes' rule, on the rotation dynamics.
+r"""The kernel Kalman rule (Gebhardt, Kupcsik and Neumann 2017) against Bayes' rule, on the rotation
+dynamics.
 
     python -m benchmarks.kernel_kalman [repetitions]
 
-The belief is a mean m and a covariance P in the features phi of r landmarks of the states; with Phi, Phi+ and Psi the features of
-training states, successors and observations, $F = \Phi_+^\top \Phi (\Phi^\top \Phi + n \lambda I)^{-1}$ and
-$C = \Psi^\top \Phi (\Phi^\top \Phi + n \lambda I)^{-1}$, each with the covariance V, R of its residuals,
+The belief is a mean m and a covariance P in the features phi of r landmarks of the states; with
+Phi, Phi+ and Psi the features of training states, successors and observations, $F = \Phi_+^\top
+\Phi (\Phi^\top \Phi + n \lambda I)^{-1}$ and $C = \Psi^\top \Phi (\Phi^\top \Phi + n \lambda
+I)^{-1}$, each with the covariance V, R of its residuals,
 
-$$ m^- = F m, \quad P^- = F P F^\top + V, \quad Q = P^- C^\top (C P^- C^\top + R + \kappa I)^{-1}, \quad
+$$ m^- = F m, \quad P^- = F P F^\top + V, \quad Q = P^- C^\top (C P^- C^\top + R + \kappa
+   I)^{-1}, \quad
    m = m^- + Q (\psi(o) - C m^-), \quad P = P^- - Q C P^-. $$
 
-The state is read by ridge regression on the features. Same data as `benchmarks.rotation_dynamics`, T = 200 and 400; all
-parameters by halving the training sample: bandwidths, lambda and kappa (with R, and with kappa I alone as printed); for the kernel
-Bayes filter those of `benchmarks.smoothing`. Mean squared errors, paired, and the time of a step (200 steps in one scan).
+The state is read by ridge regression on the features. Same data as `benchmarks.rotation_dynamics`,
+T = 200 and 400; all parameters by halving the training sample: bandwidths, lambda and kappa (with
+R, and with kappa I alone as printed); for the kernel Bayes filter those of `benchmarks.smoothing`.
+Mean squared errors, paired, and the time of a step (200 steps in one scan).
 """
 
 import itertools
@@ -32,7 +36,8 @@ from .smoothing import CANDIDATES, filtered, fit, paired
 
 COMMAND = "python -m benchmarks.kernel_kalman"
 REPETITIONS, SIZES, STATE_RANK, OBSERVATION_RANK = 4, (200, 400), 60, 40
-# Bandwidths of states and observations in medians, lambda, kappa, and whether R is the residuals' covariance.
+# Bandwidths of states and observations in medians, lambda, kappa, and whether R is the residuals'
+# covariance.
 RULES = np.asarray(
     list(itertools.product((0.5, 1.0, 2.0), (1.0, 2.0), (1e-4, 1e-2), (1e-3, 1e-1), (0.0, 1.0)))
 )
@@ -122,7 +127,10 @@ def repetition(system, size, seed):
 
 
 def milliseconds_a_step(states, observations, tests, chosen):
-    """Of a fitted filter: the time of a run over the tests less that of one over a single observation, which is the fit's."""
+    """Of a fitted filter.
+
+    The time of a run over the tests less that of one over a single observation, which is the fit's.
+    """
 
     def run(function, parameters):
         whole = reporting.milliseconds(lambda: function(states, observations, tests, parameters))

@@ -1,10 +1,12 @@
-r"""Time to choose 500 landmarks of 10^5 points, and the trace of what their Nystroem approximation leaves, in one run.
+r"""Time to choose 500 landmarks of 10^5 points, and the trace of what their Nystroem approximation
+leaves, in one run.
 
     python -m benchmarks.landmark_selection
 
-The peer is greedy pivoted Cholesky as one writes it in NumPy: the largest residual is the next pivot, and its column costs a
-product with the whole factor. Where scikit-learn is installed, its `Nystroem` (uniform landmarks and their eigenvectors;
-features of the sample not included in the time) is there for reference.
+The peer is greedy pivoted Cholesky as one writes it in NumPy: the largest residual is the next
+pivot, and its column costs a product with the whole factor. Where scikit-learn is installed, its
+`Nystroem` (uniform landmarks and their eigenvectors; features of the sample not included in the
+time) is there for reference.
 """
 
 import importlib.util

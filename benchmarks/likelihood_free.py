@@ -1,16 +1,21 @@
-r"""Posterior means without a likelihood, F11 section 5.2: error against cost, kernel methods beside ABC, d = 2 and 6.
+r"""Posterior means without a likelihood, F11 section 5.2: error against cost, kernel methods beside
+ABC, d = 2 and 6.
 
     python -m benchmarks.likelihood_free [runs]
 
-The simulator and the prior are those of `benchmarks/gaussian_problem.py`; 10 observations a run are drawn from the model, prior
-included; each run draws a new problem. Error: mean over runs, observations and components of the squared difference to the exact
-posterior mean. All methods read the same table of draws, each as many of its rows as it is given, and use them for all 10 observations.
+The simulator and the prior are those of `benchmarks/gaussian_problem.py`; 10 observations a run are
+drawn from the model, prior included; each run draws a new problem. Error: mean over runs,
+observations and components of the squared difference to the exact posterior mean. All methods read
+the same table of draws, each as many of its rows as it is given, and use them for all 10
+observations.
 
-Cost: calls of the simulator, and seconds: calls times 0, 1, 10, 100 or 1000 microseconds, plus what the method itself computes for the
-10 observations (processor time of one core, compiled before). ABC may choose the number of draws it accepts in hindsight, for each
-number of calls, on the errors shown; kernel methods choose nothing by them. They take the medians of the distances and
-eps = .01 / sqrt(n), delta = 1e-4; or the bandwidth of the data and the regularizer lambda of the least leave-one-out error of the
-conditional embedding on the first 200 draws, whose time counts, with delta = lambda^2 for Bayes' rule.
+Cost: calls of the simulator, and seconds: calls times 0, 1, 10, 100 or 1000 microseconds, plus what
+the method itself computes for the 10 observations (processor time of one core, compiled before).
+ABC may choose the number of draws it accepts in hindsight, for each number of calls, on the errors
+shown; kernel methods choose nothing by them. They take the medians of the distances and eps = .01 /
+sqrt(n), delta = 1e-4; or the bandwidth of the data and the regularizer lambda of the least
+leave-one-out error of the conditional embedding on the first 200 draws, whose time counts, with
+delta = lambda^2 for Bayes' rule.
 """
 
 import pathlib
@@ -61,7 +66,9 @@ CURVES = {
 def by_leave_one_out(
     simulations: kbr.Simulations, h: jax.Array, c: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Bandwidth of the data and regularizer, of the least leave-one-out error of the mean on the first draws."""
+    """Bandwidth of the data and regularizer, of the least leave-one-out error of the mean on the
+    first draws.
+    """
     first = jax.tree.map(lambda leaf: leaf[:SELECTION], simulations)
 
     def loss(candidate):
@@ -125,7 +132,10 @@ METHODS: tuple[tuple[str, tuple[int, ...], dict[str, Any]], ...] = (
 def by_abc(
     theta: np.ndarray, data: np.ndarray, observed: np.ndarray
 ) -> tuple[dict[tuple[str, int], np.ndarray], dict[tuple[str, int], float]]:
-    """(method, accepted) -> posterior means of the observations, and processor time; the search for neighbors is in each."""
+    """(method, accepted) -> posterior means of the observations, and processor time.
+
+    The search for neighbors is in each.
+    """
     most = min(max(ACCEPTED), len(data))
 
     def search():
@@ -189,7 +199,10 @@ def error(means: np.ndarray, truth: np.ndarray) -> float:
 def summary(
     runs: list[dict[tuple[str, int, int], tuple[float, float]]],
 ) -> dict[str, list[dict[str, float]]]:
-    """For each method and number of calls the error and its standard error; for ABC at the best number of accepted draws."""
+    """For each method and number of calls the error and its standard error.
+
+    For ABC at the best number of accepted draws.
+    """
     found: dict[str, list[dict[str, float]]] = {name: [] for name in CURVES}
     for name, calls in sorted(
         {(name, calls) for name, calls, _ in runs[0]}, key=lambda pair: pair[1]
@@ -214,7 +227,10 @@ def seconds(point: dict[str, float], cost: float) -> float:
 
 
 def comparison(found: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
-    """At each cost of a call: how many times longer rejection ABC takes than the quickest run of a method that errs no more."""
+    """At each cost of a call.
+
+    How many times longer rejection ABC takes than the quickest run of a method that errs no more.
+    """
     results: dict[str, Any] = {}
     for cost in MICROSECONDS:
         for target in (

@@ -1,12 +1,16 @@
-r"""The moment form of the filter: steps that do not see the training size, batches, and fitting a million pairs.
+r"""The moment form of the filter: steps that do not see the training size, batches, and fitting a
+million pairs.
 
     python -m benchmarks.moments [0 1 2: only these parts]
 
-1. Time of a step at n = 10^3 to 10^6 training triples of the rotation dynamics (b), with 100 landmarks of both variables.
-2. Against the dense NumPy/SciPy filter at n = 1000 (as in `filter_speed`): one sequence, batches of 64 and 256, and the batch of
-   256 divided over all devices. Ours run in a process with the settings of SCALING.md for a CPU: one thread for each small solve,
-   and each core a device. The peer keeps all its threads.
-3. Fitting 10^6 pairs with 200 landmarks: rate as a share of the machine's own matrix-product rate, and peak memory.
+1. Time of a step at n = 10^3 to 10^6 training triples of the rotation dynamics (b), with 100
+   landmarks of both variables.
+2. Against the dense NumPy/SciPy filter at n = 1000 (as in `filter_speed`): one sequence, batches of
+   64 and 256, and the batch of 256 divided over all devices. Ours run in a process with the
+   settings of SCALING.md for a CPU: one thread for each small solve, and each core a device. The
+   peer keeps all its threads.
+3. Fitting 10^6 pairs with 200 landmarks: rate as a share of the machine's own matrix-product rate,
+   and peak memory.
 """
 
 import itertools
@@ -43,7 +47,10 @@ FIT_PAIRS, FIT_RANK, DIMENSION = 1_000_000, 200, 5
 
 
 def fit(states, observations, cells: bool, form: Any = "b"):
-    """A filter by streaming chunks of the sequence; landmarks and cells from its first 1000 steps."""
+    """A filter by streaming chunks of the sequence.
+
+    Landmarks and cells from its first 1000 steps.
+    """
     ks, ko = kbr.Gaussian(STATE_BANDWIDTH), kbr.Gaussian(OBSERVATION_BANDWIDTH)
     landmarks = kbr.greedy_landmarks(ks, states[:1000], rank=RANK)
     maps = kbr.moment_maps(
@@ -68,7 +75,10 @@ batched = jax.jit(jax.vmap(lambda f, o: f.expectation(kbr.filter(f, o)), in_axes
 
 
 def step_against_size() -> dict[str, dict[str, float]]:
-    """Milliseconds of a step and seconds of fitting, for each training size; steps are timed in turn, the least of 15 medians."""
+    """Milliseconds of a step and seconds of fitting, for each training size.
+
+    Steps are timed in turn, the least of 15 medians.
+    """
     states, observations = simulate("b", SIZES[-1] + 1, np.random.default_rng(0))
     sequence = jnp.asarray(simulate("b", STEPS, np.random.default_rng(1))[1])
     filters, seconds = {}, {}
@@ -87,7 +97,10 @@ def step_against_size() -> dict[str, dict[str, float]]:
 
 
 def against_scipy() -> dict[str, dict[str, float]]:
-    """The dense peer and ours at n = 1000: milliseconds per step and sequence, and mean squared errors."""
+    """The dense peer and ours at n = 1000.
+
+    Milliseconds per step and sequence, and mean squared errors.
+    """
     states, observations = simulate("b", 1001, np.random.default_rng(0))
     truth, seen = test_sequences()
     few = 5
@@ -115,7 +128,9 @@ def squared_error(estimates, truth) -> float:
 
 
 def ours() -> dict[str, dict[str, float]]:
-    """Milliseconds per step and sequence of every kind of filter and size of batch, timed in turn, and mean squared errors."""
+    """Milliseconds per step and sequence of every kind of filter and size of batch, timed in turn,
+    and mean squared errors.
+    """
     states, observations = simulate("b", 1001, np.random.default_rng(0))
     truth, seen = test_sequences()
     devices = jax.device_count()
@@ -157,7 +172,10 @@ def ours() -> dict[str, dict[str, float]]:
 
 
 def peak_megabytes() -> float:
-    """Peak memory of this process; `getrusage` would count that of the parent it was forked from."""
+    """Peak memory of this process.
+
+    `getrusage` would count that of the parent it was forked from.
+    """
     status = pathlib.Path("/proc/self/status").read_text()
     return int(re.search(r"VmHWM:\s+(\d+)", status).group(1)) / 1024  # pyright: ignore[reportOptionalMemberAccess]
 
@@ -200,7 +218,8 @@ def fit_a_million() -> dict[str, float]:
 def alone(function: str, environment: dict[str, str] | None = None) -> Any:
     """What a function of this module returns in a process of its own."""
     code = (
-        "import json, jax; jax.config.update('jax_enable_x64', True); from benchmarks import moments; "
+        "import json, jax; jax.config.update('jax_enable_x64', True); from benchmarks import "
+        "moments; "
         f"print(json.dumps(moments.{function}()))"
     )
     environment = os.environ | (environment or {})

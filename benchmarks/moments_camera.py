@@ -2,9 +2,9 @@ r"""Moments in the look-alike room: plain, and with soft cells, which can clip a
 
     python -m benchmarks.moments_camera
 
-Parameters are those that `camera_selection` found on the training half for the weights forms at noise variance 1e-3; the
-moments share features, bandwidths and regularizers with them. The training half repeated with fresh noise makes it
-larger, to show what the step's cost depends on.
+Parameters are those that `camera_selection` found on the training half for the weights forms at
+noise variance 1e-3; the moments share features, bandwidths and regularizers with them. The training
+half repeated with fresh noise makes it larger, to show what the step's cost depends on.
 """
 
 import time
@@ -24,7 +24,9 @@ CLIPPED, PAPERS = "kernel Bayes filter (b), clipped, truncated", "as in the pape
 
 
 def moments(rotations, frames, *, h, c, epsilon, delta, centers=None, copies=1, seed=0):
-    """The moment form of `camera_methods.kernel_bayes`, on `copies` of the training half with noise of their own."""
+    """The moment form of `camera_methods.kernel_bayes`, on `copies` of the training half with noise
+    of their own.
+    """
     kernel, kernel_frames = kbr.ChordalGaussian(h), camera_methods.frame_kernel(frames, c)
     states, successors, seen = rotations[:-1], rotations[1:], frames[:-1]
     landmarks = kbr.greedy_landmarks(kernel, states, rank=camera_methods.RANK)

@@ -1,15 +1,19 @@
-r"""Posterior means from samples alone, F11 section 5.1: kernel Bayes' rule beside kernel densities with importance weights.
+r"""Posterior means from samples alone, F11 section 5.1: kernel Bayes' rule beside kernel densities
+with
+importance weights.
 
     python -m benchmarks.posterior_inference [runs]
 
-A sample of 200 pairs (x, y) in d + d dimensions gives the likelihood, 200 points give the prior, which is narrower than the
-marginal of x (`benchmarks/gaussian_problem.py`). The mean of x given y is asked for at 1000 observations. Error: mean over
-observations and components of the squared difference to the exact posterior mean; each run draws a new problem; all methods see the
-same data. Kernel Bayes' rule: Gaussian kernels, prior weights normalized, eps = .01 / sqrt(n), delta = 1e-4 (eps in the importance
-form, whose ridge is not squared). Bandwidths: the medians of the distances, or the medians times a factor chosen by ten-fold
-cross-validation on the pairs, of two losses: the discrepancy of F11 section 4.2 in one fixed kernel (`marginal_loss`), and the
-squared error of the mean, which also chooses delta. Kernel densities: one bandwidth for x and y as in the paper, by least-squares
-cross-validation, and the best on the test points in hindsight, which flatters them.
+A sample of 200 pairs (x, y) in d + d dimensions gives the likelihood, 200 points give the prior,
+which is narrower than the marginal of x (`benchmarks/gaussian_problem.py`). The mean of x given y
+is asked for at 1000 observations. Error: mean over observations and components of the squared
+difference to the exact posterior mean; each run draws a new problem; all methods see the same data.
+Kernel Bayes' rule: Gaussian kernels, prior weights normalized, eps = .01 / sqrt(n), delta = 1e-4
+(eps in the importance form, whose ridge is not squared). Bandwidths: the medians of the distances,
+or the medians times a factor chosen by ten-fold cross-validation on the pairs, of two losses: the
+discrepancy of F11 section 4.2 in one fixed kernel (`marginal_loss`), and the squared error of the
+mean, which also chooses delta. Kernel densities: one bandwidth for x and y as in the paper, by
+least-squares cross-validation, and the best on the test points in hindsight, which flatters them.
 """
 
 import pathlib
@@ -72,7 +76,10 @@ def posterior_mean(
 
 
 def select(x: jax.Array, y: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """The factor by the corrected F11 section 4.2; factor and delta by the error of the mean. The prior is the marginal of x."""
+    """The factor by the corrected F11 section 4.2.
+
+    Factor and delta by the error of the mean. The prior is the marginal of x.
+    """
     reference = kbr.Gaussian(kbr.median_heuristic(x))
 
     def marginal(factor):
@@ -149,7 +156,10 @@ def run(d: int, seed: int) -> tuple[dict[str, float], dict[str, float]]:
 
 
 def seconds_of_many(d: int = 8) -> dict[str, float]:
-    """1000 observations in one call, which share one factorization, and one call for one; milliseconds."""
+    """1000 observations in one call, which share one factorization, and one call for one.
+
+    Milliseconds.
+    """
     rng = np.random.default_rng(0)
     problem = gaussian_problem.make(d, rng)
     x, y = map(jnp.asarray, problem.pairs(N, rng))
@@ -167,7 +177,9 @@ def seconds_of_many(d: int = 8) -> dict[str, float]:
 
 
 def summary(rows: list[dict[str, float]]) -> dict[str, Any]:
-    """Mean and standard error of each method, and how often kernel Bayes' rule by medians was better, run by run."""
+    """Mean and standard error of each method, and how often kernel Bayes' rule by medians was
+    better, run by run.
+    """
     found: dict[str, Any] = {}
     for name in rows[0]:
         errors, own = np.array([row[name] for row in rows]), np.array([row[KBR] for row in rows])

@@ -2,9 +2,10 @@
 
     python -m benchmarks.precision
 
-Rotation dynamics (b), n = 400, exact Gram matrices unless said otherwise. For one-step results the largest error of the
-estimated state, relative to its scale; for filters the mean squared error in both precisions over 200 steps (their
-trajectories part at small regularizers, their errors should not).
+Rotation dynamics (b), n = 400, exact Gram matrices unless said otherwise. For one-step results the
+largest error of the estimated state, relative to its scale; for filters the mean squared error in
+both precisions over 200 steps (their trajectories part at small regularizers, their errors should
+not).
 """
 
 import jax

@@ -2,9 +2,10 @@ r"""Accuracy and time of a filter step against rank and choice of features: one 
 
     python -m benchmarks.rank
 
-The kernel Bayes filter (b), clipped and truncated, with the same rank for states and observations: on the rotation dynamics (b)
-(T = 800, 16 test sequences of 200 steps, mean squared error) and in the look-alike room (noise variance 1e-3, parameters of
-`camera_selection`, mean Frobenius error on the test half). Choices that draw use one key.
+The kernel Bayes filter (b), clipped and truncated, with the same rank for states and observations:
+on the rotation dynamics (b) (T = 800, 16 test sequences of 200 steps, mean squared error) and in
+the look-alike room (noise variance 1e-3, parameters of `camera_selection`, mean Frobenius error on
+the test half). Choices that draw use one key.
 """
 
 import functools
@@ -99,7 +100,10 @@ def room(rank: int, choice: str) -> tuple[float, float]:
 
 
 def draw(results: dict) -> None:
-    """Error against time, a line for each choice, a point for each rank; errors above twice the least are left out."""
+    """Error against time, a line for each choice, a point for each rank.
+
+    Errors above twice the least are left out.
+    """
     figure, axes = plt.subplots(1, len(results), figsize=(11, 4.2), constrained_layout=True)
     for axis, (name, lines) in zip(axes, results.items(), strict=True):
         for choice, points in lines.items():

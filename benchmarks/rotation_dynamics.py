@@ -1,17 +1,20 @@
-r"""Accuracy on the rotation dynamics of F11 (section 5.3) and S13 (section 5.2) against the optimal filter.
+r"""Accuracy on the rotation dynamics of F11 (section 5.3) and S13 (section 5.2) against the optimal
+filter.
 
     python -m benchmarks.rotation_dynamics [repetitions [T ...]]
 
-The defaults are 40 repetitions at T = 200 and 400 and 20 at T = 800; cells that are not run keep their last results.
+The defaults are 40 repetitions at T = 200 and 400 and 20 at T = 800; cells that are not run keep
+their last results.
 
-State (u, v), $\theta_{t+1} = \operatorname{atan2}(v_t, u_t) + \eta$, $(u, v)_{t+1} = (1 + b \sin(8 \theta_{t+1})) (\cos\theta_{t+1},
-\sin\theta_{t+1})$ plus noise, observed with noise, both N(0, 0.2^2 I); (a) eta = .3, b = 0; (b) eta = .4, b = .4. Train on
-T steps, test on 200 (20 of burn-in): squared error of the state, as a ratio to that of a bootstrap particle filter which
-knows the true model, on the same test sequences.
+State (u, v), $\theta_{t+1} = \operatorname{atan2}(v_t, u_t) + \eta$, $(u, v)_{t+1} = (1 + b \sin(8
+\theta_{t+1})) (\cos\theta_{t+1}, \sin\theta_{t+1})$ plus noise, observed with noise, both N(0,
+0.2^2 I); (a) eta = .3, b = 0; (b) eta = .4, b = .4. Train on T steps, test on 200 (20 of burn-in):
+squared error of the state, as a ratio to that of a bootstrap particle filter which knows the true
+model, on the same test sequences.
 
-All parameters are chosen by halving the training sample: fit on one half, filter the other, and the reverse. "Selected"
-takes the candidate of least validation error V; "averaged" averages the candidates' estimates with weights
-exp(-T (V / min V - 1) / 3).
+All parameters are chosen by halving the training sample: fit on one half, filter the other, and the
+reverse. "Selected" takes the candidate of least validation error V; "averaged" averages the
+candidates' estimates with weights exp(-T (V / min V - 1) / 3).
 """
 
 import itertools
@@ -41,7 +44,8 @@ STATE_RANK, OBSERVATION_RANK = 80, 40
 # Ours: importance-weighted, two-inverse, clipped. Bandwidths in medians; delta = d / h_o^2.
 STATE_SCALE, TRANSITION_EPSILON, EPSILON = 0.33, 2e-4, 6e-4
 OBSERVATION_SCALES, D, TRUNCATIONS = (0.9, 1.5, 2.5), (0.004, 0.008, 0.016), (0.0, 0.03, 0.1, 0.2)
-# As in the papers: one bandwidth factor for both kernels, one epsilon, signed weights, rule (b), shifted.
+# As in the papers: one bandwidth factor for both kernels, one epsilon, signed weights, rule (b),
+# shifted.
 PAPER_SCALES, PAPER_EPSILONS, PAPER_DELTAS = (
     (0.3, 0.5, 0.7, 1.0),
     (1e-4, 1e-3, 1e-2),
@@ -55,7 +59,10 @@ def _decode(filt, observations):
 
 @eqx.filter_jit
 def ours(states, observations, tests, stretch):
-    """Estimates `[candidates, T, 2]` of all candidates; `stretch` keeps n epsilon constant over sample sizes."""
+    """Estimates `[candidates, T, 2]` of all candidates.
+
+    `stretch` keeps n epsilon constant over sample sizes.
+    """
     h_s, h_o = kbr.median_heuristic(states), kbr.median_heuristic(observations)
 
     def candidate(kernel, landmarks, delta, truncation):
@@ -118,7 +125,10 @@ def as_in_the_papers(states, observations, tests, stretch):
 
 @eqx.filter_jit
 def ridge_on_windows(states, observations, tests, stretch):
-    """Kernel ridge regression of the state on the last 1 to 4 observations (Gaussian kernel); no filter."""
+    """Kernel ridge regression of the state on the last 1 to 4 observations (Gaussian kernel).
+
+    No filter.
+    """
 
     def windows(sequence, length):
         index = jnp.maximum(jnp.arange(sequence.shape[0])[:, None] - jnp.arange(length)[None, :], 0)
@@ -153,7 +163,9 @@ def squared_errors(estimates, truth, burn_in):
 
 
 def choose(method, states, observations, tests):
-    """Estimates of the selected candidate, and of the average, by two halves of the training sample."""
+    """Estimates of the selected candidate, and of the average, by two halves of the training
+    sample.
+    """
     half = len(states) // 2
     first, second = slice(0, half), slice(half, 2 * half)
     validation = np.mean(
@@ -213,7 +225,9 @@ def summarize(rows):
 
 
 def run_cells(name, command, defaults, repetition, summarize):
-    """Repeat each cell of a benchmark as its command line `[repetitions [T ...]]` asks, and save its summary.
+    """Repeat each cell of a benchmark as its command line `[repetitions [T ...]]` asks, and save
+    its
+    summary.
 
     `defaults` are the repetitions of each T. Cells that are not run keep their last results.
     """

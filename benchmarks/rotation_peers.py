@@ -1,4 +1,6 @@
-"""Extended and unscented Kalman filters and smoothers of dynamax, with the true model of the rotation dynamics."""
+"""Extended and unscented Kalman filters and smoothers of dynamax, with the true model of the
+rotation dynamics.
+"""
 
 import functools
 from typing import Any

@@ -1,4 +1,7 @@
-"""The rotation dynamics and the filters that know their true model: particle, extended and unscented Kalman, in NumPy."""
+"""The rotation dynamics and the filters that know their true model.
+
+Particle, extended and unscented Kalman, in NumPy.
+"""
 
 import numpy as np
 
@@ -28,15 +31,20 @@ def simulate(system, steps, rng, warm_up=50):
 
 
 def particle_filter(system, observations, rng, particles=2000):
-    """Bootstrap particle filter with systematic resampling: the optimal filter up to Monte-Carlo error."""
+    """Bootstrap particle filter with systematic resampling.
+
+    The optimal filter up to Monte-Carlo error.
+    """
     return np.stack([weights @ x for x, weights in _clouds(system, observations, rng, particles)])
 
 
 def particle_smoother(system, observations, rng, lags, particles=700):
-    """Estimates given the observations up to each lag after the state (None: all), by forward filtering and backward smoothing.
+    """Estimates given the observations up to each lag after the state (None: all), by forward
+    filtering and backward smoothing.
 
-    Each particle is reweighted by the mean over where it may go (Doucet, Godsill and Andrieu 2000), so no path is sampled:
-    the optimal smoother up to Monte-Carlo error. One row of weights for each number of later observations.
+    Each particle is reweighted by the mean over where it may go (Doucet, Godsill and Andrieu 2000),
+    so no path is sampled: the optimal smoother up to Monte-Carlo error. One row of weights for each
+    number of later observations.
     """
     cloud = [
         (x.astype(np.float32), weights)
@@ -65,7 +73,10 @@ def _clouds(system, observations, rng, particles):
 
 
 def bootstrap(moves, x, observations, rng):
-    """Particles and weights after each observation; `moves` gives the noiseless motion before it, from the cloud x `[n, 2]` on."""
+    """Particles and weights after each observation.
+
+    `moves` gives the noiseless motion before it, from the cloud x `[n, 2]` on.
+    """
     particles = len(x)
     for move, observation in zip(moves, observations, strict=True):
         x = move(x) + NOISE * rng.normal(size=x.shape)

@@ -1,15 +1,18 @@
-r"""Learning a filter's parameters by gradient, against a grid of 400 points, on the rotation dynamics.
+r"""Learning a filter's parameters by gradient, against a grid of 400 points, on the rotation
+dynamics.
 
     python -m benchmarks.rotation_tuning [repetitions of the gradient [of the grid [T ...]]]
 
 Cells that are not run keep their last results.
 
-The importance-weighted, two-inverse filter of `rotation_dynamics` (one system as described there) learns bandwidths and
-regularizers from its training sequence alone: cut into four stretches, each filtered by a filter of the rest. The gradient (Adam)
-takes one stretch a step, drawn by key; the grid evaluates all four at each of its points. "Readout" learns two more numbers with
-the rest: the estimate is the belief's mean m, corrected to m + a (o - m) + b (m' - m) by the observation o and the mean m' that
-was predicted before it; without it a = b = 0. Times are of runs, with compilation beside them: it happens once for all
-data sets of one size. Errors are on a test sequence, as ratios to the optimal filter.
+The importance-weighted, two-inverse filter of `rotation_dynamics` (one system as described there)
+learns bandwidths and regularizers from its training sequence alone: cut into four stretches, each
+filtered by a filter of the rest. The gradient (Adam) takes one stretch a step, drawn by key; the
+grid evaluates all four at each of its points. "Readout" learns two more numbers with the rest: the
+estimate is the belief's mean m, corrected to m + a (o - m) + b (m' - m) by the observation o and
+the mean m' that was predicted before it; without it a = b = 0. Times are of runs, with compilation
+beside them: it happens once for all data sets of one size. Errors are on a test sequence, as ratios
+to the optimal filter.
 """
 
 import itertools
@@ -79,7 +82,10 @@ def estimate(p, filt, observations):
 
 
 def stretches(size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of the training transitions and of the held-out steps, for each fold; all folds have as many."""
+    """Indices of the training transitions and of the held-out steps, for each fold.
+
+    All folds have as many.
+    """
     held = size // FOLDS
     parts = [np.arange(start, start + held) for start in range(0, FOLDS * held, held)]
     rest = []
@@ -167,7 +173,10 @@ def repetition(
 
 
 def cell(system: str, size: int, repetitions: int, grids: int, bar: tqdm) -> dict[str, Any]:
-    """One table cell: ratios of all methods, and apart those of the repetitions in which the grid ran too."""
+    """One table cell.
+
+    Ratios of all methods, and apart those of the repetitions in which the grid ran too.
+    """
     rows, seconds = [], []
     for seed in range(repetitions):
         row, time_of = repetition(system, size, seed, seed < grids)
@@ -192,7 +201,9 @@ def cell(system: str, size: int, repetitions: int, grids: int, bar: tqdm) -> dic
 
 
 def ratios(rows: list[dict[str, float]]) -> dict[str, dict[str, float]]:
-    """Mean error of each method as a ratio to the optimal filter's, with the standard error of the paired ratio."""
+    """Mean error of each method as a ratio to the optimal filter's, with the standard error of the
+    paired ratio.
+    """
     optimal = np.asarray([row["optimal (particle filter, true model)"] for row in rows])
     found = {}
     for name in rows[0]:

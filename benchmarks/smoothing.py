@@ -1,20 +1,24 @@
-r"""Smoothing against filtering on the rotation dynamics of F11 and S13, beside the optimal filter and smoother.
+r"""Smoothing against filtering on the rotation dynamics of F11 and S13, beside the optimal filter
+and
+smoother.
 
     python -m benchmarks.smoothing [repetitions [T ...]]
 
-The systems, the sizes T of the training sequence and the test sequences (200 steps, 20 of burn-in) are those of
-`benchmarks.rotation_dynamics`. Beliefs given the observations up to 1, 2 or 5 steps after the state, and given all of them; the
-mean squared error of each, as a ratio to that of the optimal filter (a particle filter which knows the true model) and of the
-optimal smoother of the same lag (700 particles: a percent or two of Monte-Carlo error), on the same test sequences; and
-paired differences to filtering. The defaults are 12 repetitions at T = 200 and 400 and 6 at T = 800; cells that are not run
-keep their last results.
+The systems, the sizes T of the training sequence and the test sequences (200 steps, 20 of burn-in)
+are those of `benchmarks.rotation_dynamics`. Beliefs given the observations up to 1, 2 or 5 steps
+after the state, and given all of them; the mean squared error of each, as a ratio to that of the
+optimal filter (a particle filter which knows the true model) and of the optimal smoother of the
+same lag (700 particles: a percent or two of Monte-Carlo error), on the same test sequences; and
+paired differences to filtering. The defaults are 12 repetitions at T = 200 and 400 and 6 at T =
+800; cells that are not run keep their last results.
 
-Filter and smoother have the same six candidates for the filter's parameters, the smoother three regularizers more. Both are chosen
-by halving the training sample: fit on one half, run on the other, and the reverse; the filter by its filtering error, the
-smoother by its error given the whole sequence, for every lag.
+Filter and smoother have the same six candidates for the filter's parameters, the smoother three
+regularizers more. Both are chosen by halving the training sample: fit on one half, run on the
+other, and the reverse; the filter by its filtering error, the smoother by its error given the whole
+sequence, for every lag.
 
-Extended and unscented Kalman filters and smoothers with the true model are those of dynamax; how far its filters are from the
-ones in `benchmarks.rotation_references` is reported too.
+Extended and unscented Kalman filters and smoothers with the true model are those of dynamax; how
+far its filters are from the ones in `benchmarks.rotation_references` is reported too.
 """
 
 import functools
@@ -75,7 +79,10 @@ def fit(states, observations, parameters, stretch):
 
 @eqx.filter_jit
 def all_candidates(states, observations, tests):
-    """Filtered estimates `[candidates, T, 2]`, smoothed ones `[candidates, regularizers, T, 2]`; for half of the training sample."""
+    """Filtered estimates `[candidates, T, 2]`, smoothed ones `[candidates, regularizers, T, 2]`.
+
+    For half of the training sample.
+    """
 
     def candidate(parameters):
         filt = fit(states, observations, parameters, 2.0)
@@ -105,7 +112,10 @@ def smoothed(states, observations, tests, parameters, regularizer):
 
 
 def choose(states, observations):
-    """The filter's candidate of least filtering error; the smoother's of least smoothing error, with its regularizer."""
+    """The filter's candidate of least filtering error.
+
+    The smoother's of least smoothing error, with its regularizer.
+    """
     half = len(states) // 2
     first, second = slice(0, half), slice(half, 2 * half)
     errors = [
@@ -154,7 +164,10 @@ def repetition(system, size, seed):
 
 
 def paired(errors, base):
-    """Ratio of mean errors with the standard error of the paired ratio; paired difference with its own."""
+    """Ratio of mean errors with the standard error of the paired ratio.
+
+    Paired difference with its own.
+    """
     ratio, difference, root = errors.mean() / base.mean(), errors - base, np.sqrt(len(base))
     return {
         "ratio": float(ratio),

@@ -1,13 +1,17 @@
-r"""The learned transition of the rotation dynamics (b): conditional embeddings against the operators of kooplearn.
+r"""The learned transition of the rotation dynamics (b): conditional embeddings against the
+operators of
+kooplearn.
 
     python -m benchmarks.transition_operators
 
-1000 pairs of one state and the next, Gaussian kernel of one bandwidth; regularizer and, for kooplearn's reduced-rank regression, rank
-are the best of a grid on another sequence. Ours keeps weights on all pairs, exact or with 200 landmarks drawn uniformly, or
-moments, whose predictions do not see n. Time to fit, time to predict 1000 states, and mean squared error against the true
+1000 pairs of one state and the next, Gaussian kernel of one bandwidth; regularizer and, for
+kooplearn's reduced-rank regression, rank are the best of a grid on another sequence. Ours keeps
+weights on all pairs, exact or with 200 landmarks drawn uniformly, or moments, whose predictions do
+not see n. Time to fit, time to predict 1000 states, and mean squared error against the true
 conditional mean one and five steps ahead (that of five steps from 2000 simulations each).
 
-kooplearn 2.0.3 predicts from the observable at the training inputs, one step behind: it is given the successors as its observable.
+kooplearn 2.0.3 predicts from the observable at the training inputs, one step behind: it is given
+the successors as its observable.
 """
 
 import functools

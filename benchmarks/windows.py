@@ -1,10 +1,12 @@
-r"""What a window of past observations does for a filter, and for a regression without one, on the rotation dynamics.
+r"""What a window of past observations does for a filter, and for a regression without one, on the
+rotation dynamics.
 
     python -m benchmarks.windows [repetitions [T]]
 
-The filter of `rotation_tuning` sees delay vectors of the last 1, 2, 4 or 8 observations; its parameters are learned as there, with
-one observation bandwidth for all lags, or one for each (the weights of the lags). Kernel ridge regression of the state on the same
-windows learns its bandwidths and its regularizer by leave-one-out. Ratios of squared errors to the optimal filter's.
+The filter of `rotation_tuning` sees delay vectors of the last 1, 2, 4 or 8 observations; its
+parameters are learned as there, with one observation bandwidth for all lags, or one for each (the
+weights of the lags). Kernel ridge regression of the state on the same windows learns its bandwidths
+and its regularizer by leave-one-out. Ratios of squared errors to the optimal filter's.
 """
 
 import itertools
@@ -103,7 +105,8 @@ def main() -> None:
                     [
                         method,
                         *[
-                            f"{found[f'{method}, {n}']['ratio']:.3f} ± {found[f'{method}, {n}']['ratio_se']:.3f}"
+                            f"{found[f'{method}, {n}']['ratio']:.3f} ± "
+                            f"{found[f'{method}, {n}']['ratio_se']:.3f}"
                             for n in LENGTHS
                         ],
                     ]

@@ -1,4 +1,7 @@
-"""What is checked at the library's edges: shapes and dtypes at trace time, values where they are concrete."""
+"""What is checked at the library's edges.
+
+Shapes and dtypes at trace time, values where they are concrete.
+"""
 
 import operator
 from typing import Any
@@ -13,12 +16,18 @@ from ._typing import Array, ArrayLike, Bool, Float, Points
 
 
 def is_concrete(x: object) -> bool:
-    """Whether the value of `x` can be read now: it is not being traced by `jit`, `vmap` or `grad`."""
+    """Whether the value of `x` can be read now.
+
+    It is not being traced by `jit`, `vmap` or `grad`.
+    """
     return not isinstance(x, jax.core.Tracer)
 
 
 def as_points(points: Points, name: str) -> Points:
-    """`points` with array leaves `[n, ...]` of one n >= 1; else a `ValueError` that names the argument."""
+    """`points` with array leaves `[n, ...]` of one n >= 1.
+
+    Else a `ValueError` that names the argument.
+    """
     points = jax.tree.map(jnp.asarray, points)
     leaves = jax.tree.leaves(points)
     if not leaves:
@@ -26,7 +35,8 @@ def as_points(points: Points, name: str) -> Points:
     for leaf in leaves:
         if leaf.ndim == 0:
             raise ValueError(
-                f"`{name}` is a scalar; a sample needs a leading axis, [n] for n scalar points. Lists and tuples are the parts "
+                f"`{name}` is a scalar; a sample needs a leading axis, [n] for n scalar points. "
+                f"Lists and tuples are the parts "
                 "of joint points: pass a list of points as `jnp.asarray(points)`."
             )
     sizes = sorted({leaf.shape[0] for leaf in leaves})
@@ -54,7 +64,10 @@ def _shapes(points: Points) -> list[tuple[int, ...]]:
 
 
 def padded(points: Points, missing: int) -> Points:
-    """`missing` copies of the last point behind a sample: any other filling might lie outside a kernel's domain."""
+    """`missing` copies of the last point behind a sample.
+
+    Any other filling might lie outside a kernel's domain.
+    """
     return jax.tree.map(
         lambda leaf: jnp.concatenate([leaf, jnp.repeat(leaf[-1:], missing, axis=0)]), points
     )
@@ -65,7 +78,9 @@ def _is_float(leaf: Array) -> bool:
 
 
 def like(points: Points, reference: Points) -> Points:
-    """The points in the precision of another sample of their kind, so that a computation has one dtype."""
+    """The points in the precision of another sample of their kind, so that a computation has one
+    dtype.
+    """
     if jax.tree.structure(points) != jax.tree.structure(reference):
         return points
     return jax.tree.map(
@@ -85,7 +100,10 @@ def in_precision(tree: Any, dtype: Any) -> Any:
 
 
 def check_alike(points: Points, name: str, reference: Points, reference_name: str) -> None:
-    """Two samples must hold the same kind of point: one tree structure, the same shape of every leaf behind axis 0."""
+    """Two samples must hold the same kind of point.
+
+    One tree structure, the same shape of every leaf behind axis 0.
+    """
     if jax.tree.structure(points) != jax.tree.structure(reference):
         raise ValueError(
             f"`{name}` has the structure {jax.tree.structure(points)} and `{reference_name}` "
@@ -93,8 +111,10 @@ def check_alike(points: Points, name: str, reference: Points, reference_name: st
         )
     if _shapes(points) != _shapes(reference):
         raise ValueError(
-            f"A point of `{name}` has shape {_shapes(points)}, one of `{reference_name}` {_shapes(reference)}; they "
-            "must agree. A sample has its points along the leading axis: [n, d] for vectors, [n] for scalars."
+            f"A point of `{name}` has shape {_shapes(points)}, one of `{reference_name}` "
+            f"{_shapes(reference)}; they "
+            "must agree. A sample has its points along the leading axis: [n, d] for vectors, [n] "
+            "for scalars."
         )
 
 
@@ -102,7 +122,8 @@ def check_same_size(points: Points, name: str, reference: Points, reference_name
     """Paired samples need one length."""
     if size(points) != size(reference):
         raise ValueError(
-            f"`{name}` has {size(points)} points and `{reference_name}` {size(reference)}; pairs need the same number."
+            f"`{name}` has {size(points)} points and `{reference_name}` {size(reference)}; pairs "
+            f"need the same number."
         )
 
 
@@ -111,8 +132,9 @@ def as_batch(
 ) -> tuple[Points, bool]:
     """One point or a batch of points, as a batch `[b, ...]`, and whether it was one point.
 
-    `reference` is a sample of the same domain, so there is no guessing: a leaf with the rank of a sample is a batch,
-    a leaf with one axis less is one point, anything else is a `ValueError`. Real numbers get the precision of the reference.
+    `reference` is a sample of the same domain, so there is no guessing: a leaf with the rank of a
+    sample is a batch, a leaf with one axis less is one point, anything else is a `ValueError`. Real
+    numbers get the precision of the reference.
     """
     points = like(jax.tree.map(jnp.asarray, points), reference)
     if jax.tree.structure(points) == jax.tree.structure(reference):
@@ -135,7 +157,8 @@ def as_weights(
         raise ValueError(f"`{name}` must be floating-point, not {weights.dtype}.")
     if weights.ndim == 0 or weights.shape[-1] != n:
         raise ValueError(
-            f"`{name}` has shape {weights.shape}; its last axis must hold one weight for each of {n} points."
+            f"`{name}` has shape {weights.shape}; its last axis must hold one weight for each of "
+            f"{n} points."
         )
     return weights
 
@@ -143,8 +166,9 @@ def as_weights(
 def as_positive(value: ArrayLike, name: str, *, scalar: bool = False) -> Float[Array, "..."]:
     """A positive parameter as a floating-point array, of one number if `scalar`.
 
-    A number, or a concrete array, that is not positive (or is NaN) is a `ValueError`. A traced value is not looked at:
-    inside `jit` and `grad`, positivity is the caller's, by the parametrization.
+    A number, or a concrete array, that is not positive (or is NaN) is a `ValueError`. A traced
+    value is not looked at: inside `jit` and `grad`, positivity is the caller's, by the
+    parametrization.
     """
     array = as_float(value)
     if scalar and array.ndim:
@@ -215,8 +239,8 @@ def as_mask(mask: ArrayLike | None, n: int | tuple[int, ...], name: str) -> Bool
 
 
 def fill(points: Points, mask: Bool[Array, " n"], like: Points) -> Points:
-    """The points where the mask is True, and one point `like` of their domain elsewhere: what stood there, NaN included,
-    reaches neither value nor gradient.
+    """The points where the mask is True, and one point `like` of their domain elsewhere: what stood
+    there, NaN included, reaches neither value nor gradient.
     """
     return jax.tree.map(
         lambda leaf, one: jnp.where(mask.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, one),
@@ -239,8 +263,9 @@ def _finite(points: Points) -> Bool[Array, ""]:
 def check_finite(points: Points, name: str) -> Points:
     """Training data without NaN or infinity.
 
-    Concrete data that fails is a `ValueError`. For traced data the same message is raised when the compiled program
-    runs, as an `equinox.EquinoxRuntimeError`; the environment variable `EQX_ON_ERROR=nan` turns that check off.
+    Concrete data that fails is a `ValueError`. For traced data the same message is raised when the
+    compiled program runs, as an `equinox.EquinoxRuntimeError`; the environment variable
+    `EQX_ON_ERROR=nan` turns that check off.
     """
     message = f"`{name}` contains NaN or infinity; remove or impute those points (missing observations: use a mask)."
     finite = _finite(points)

@@ -1,4 +1,7 @@
-"""The few numerical primitives that everything else stands on: solves, safe roots, exponentials, squared distances."""
+"""The few numerical primitives that everything else stands on.
+
+Solves, safe roots, exponentials, squared distances.
+"""
 
 import abc
 import math
@@ -10,10 +13,12 @@ from jax import lax
 
 from ._typing import Array, Bool, Float, Inexact
 
-#: Gram matrices lose positive definiteness in the TF32 and bfloat16 products that accelerators default to.
+#: Gram matrices lose positive definiteness in the TF32 and bfloat16 products that accelerators
+#: default to.
 HIGHEST = lax.Precision.HIGHEST
 
-#: Up to this many coordinates, squared distances are summed directly: about as fast as the matrix product, exact near zero.
+#: Up to this many coordinates, squared distances are summed directly: about as fast as the matrix
+#: product, exact near zero.
 _DIRECT_DIMENSIONS = 16
 
 _CHOLESKY_ATTEMPTS = 6
@@ -37,7 +42,10 @@ def safe_divide(a: Float[Array, "*s"], b: Float[Array, "*t"]) -> Float[Array, ".
 
 
 def _exp_by_polynomial(x: Float[Array, "*s"]) -> Float[Array, "*s"]:
-    """`exp(x) = 2^k exp(r)` in float64 with `|r| <= log(2) / 2` and a polynomial; within an ulp; 0 below x = -708."""
+    """`exp(x) = 2^k exp(r)` in float64 with `|r| <= log(2) / 2` and a polynomial.
+
+    Within an ulp; 0 below x = -708.
+    """
     k = lax.round(x * math.log2(math.e), lax.RoundingMethod.TO_NEAREST_EVEN)
     shifted = k + 1.5 * 2.0**52  # the integer k now stands in the low bits
     r = (x - k * 6.93147180369123816490e-01) - k * 1.90821492927058770002e-10  # log(2) in two parts
@@ -51,7 +59,11 @@ def _exp_by_polynomial(x: Float[Array, "*s"]) -> Float[Array, "*s"]:
 
 @jax.custom_jvp
 def exp(x: Float[Array, "*s"]) -> Float[Array, "*s"]:
-    """`exp(x)`. In float64 on a CPU XLA calls a scalar function for every number; a polynomial is four times as fast there."""
+    """`exp(x)`.
+
+    In float64 on a CPU XLA calls a scalar function for every number; a polynomial is four times as
+    fast there.
+    """
     if x.dtype != jnp.float64:
         return jnp.exp(x)
     return lax.platform_dependent(x, cpu=_exp_by_polynomial, default=jnp.exp)
@@ -63,14 +75,17 @@ exp.defjvps(lambda tangent, value, x: tangent * value)
 def squared_distances(
     x: Float[Array, "n d"], y: Float[Array, "m d"], scale: Float[Array, "*d"] | float = 1.0
 ) -> Float[Array, "n m"]:
-    r"""Squared Euclidean distances $\sum_c ((x_{ic} - y_{jc}) / h_c)^2$ for `scale` h (one number, or one a coordinate), shape
-    `[n, m]`, cost O(n m d), memory O(n m). Apart from rounding, no distance depends on the other points.
+    r"""Squared Euclidean distances $\sum_c ((x_{ic} - y_{jc}) / h_c)^2$ for `scale` h (one number,
+    or
+    one a coordinate), shape `[n, m]`, cost O(n m d), memory O(n m). Apart from rounding, no
+    distance depends on the other points.
 
-    Above 16 coordinates one matrix product does the work, of points shifted by their common center: the error of
-    $|x|^2 + |y|^2 - 2 x y$ grows with the square of the distance from there. Where that would leave fewer than half of the
-    digits (a point more than 1 / eps^{1/4} scales from the center: 50 in float32, 8000 in float64), the squares are summed as
-    for few coordinates, up to three times slower. What is below the rounding error of the product counts as zero, so that
-    a point and its copy are at distance 0.
+    Above 16 coordinates one matrix product does the work, of points shifted by their common center:
+    the error of $|x|^2 + |y|^2 - 2 x y$ grows with the square of the distance from there. Where
+    that would leave fewer than half of the digits (a point more than 1 / eps^{1/4} scales from the
+    center: 50 in float32, 8000 in float64), the squares are summed as for few coordinates, up to
+    three times slower. What is below the rounding error of the product counts as zero, so that a
+    point and its copy are at distance 0.
     """
     return _squares(x, y, jnp.asarray(scale, x.dtype))
 
@@ -96,14 +111,19 @@ def _squares(
 
 
 def _too_far(*norms: Array) -> Bool[Array, ""]:
-    """Whether some point is so far from the center that squares multiplied out would lose half of their digits."""
+    """Whether some point is so far from the center that squares multiplied out would lose half of
+    their digits.
+    """
     most = float(jnp.finfo(norms[0].dtype).eps) ** -0.5
     return _in_any_batch(jnp.any(jnp.stack([jnp.any(part > most) for part in norms])))
 
 
 @jax.custom_batching.custom_vmap
 def _in_any_batch(flag: Bool[Array, ""]) -> Bool[Array, ""]:
-    """`flag`, and in a batch one for all: a condition on it stays a condition, where both branches would run to select."""
+    """`flag`, and in a batch one for all.
+
+    A condition on it stays a condition, where both branches would run to select.
+    """
     return flag
 
 
@@ -146,7 +166,8 @@ def _summed_squares(
 def _weighted_squares(
     x: Float[Array, "d n"], y: Float[Array, "d m"], weights: Float[Array, "*d"]
 ) -> Float[Array, "n m"]:
-    # One vector operation a coordinate over all pairs: a reduction over an axis of d numbers does not use vector units.
+    # One vector operation a coordinate over all pairs: a reduction over an axis of d numbers does
+    # not use vector units.
     total = jnp.zeros((x.shape[1], y.shape[1]), x.dtype)
     for c in range(x.shape[0]):
         squares = (x[c, :, None] - y[c, None, :]) ** 2
@@ -155,7 +176,9 @@ def _weighted_squares(
 
 
 def _squares_jvp(primals, tangents):
-    r"""$2 \sum_c h_c^{-2} (x_c - y_c)(dx_c - dy_c)$ by matrix products, in both modes: four times as fast as differentiating the sum.
+    r"""$2 \sum_c h_c^{-2} (x_c - y_c)(dx_c - dy_c)$ by matrix products, in both modes: four times
+    as
+    fast as differentiating the sum.
 
     Multiplied out it cancels, but only to the first order, and the points are centered first.
     """
@@ -193,9 +216,12 @@ def _is_zero(tangent: object) -> bool:
 
 
 def jitter(matrix: Float[Array, "n n"], shift: Float[Array, ""] | float = 0.0) -> Float[Array, ""]:
-    """The numerical jitter of a positive semi-definite `matrix + shift I`: n times the machine epsilon times its mean diagonal.
+    """The numerical jitter of a positive semi-definite `matrix + shift I`: n times the machine
+    epsilon
+    times its mean diagonal.
 
-    It follows scale and dtype of the matrix, and is far below any useful regularizer. It is no regularizer itself.
+    It follows scale and dtype of the matrix, and is far below any useful regularizer. It is no
+    regularizer itself.
     """
     n = matrix.shape[-1]
     scale = jnp.mean(jnp.diagonal(matrix)) + shift
@@ -207,14 +233,17 @@ class AbstractFactor(eqx.Module):
 
     @abc.abstractmethod
     def solve(self, b: Float[Array, "n *k"]) -> Float[Array, "n *k"]:
-        """The inverse of the matrix times a vector, or times a matrix of right-hand sides `[n, ...]`."""
+        """The inverse of the matrix times a vector, or times a matrix of right-hand sides `[n,
+        ...]`.
+        """
 
 
 class PSDFactor(AbstractFactor):
     """A factored positive definite matrix `matrix + shift I`, made to be solved with many times.
 
-    Gradients come from `matrix` and `shift` by implicit differentiation, never from the factorization: one more solve,
-    no differentiated Cholesky. Do not replace `matrix` in a finished factor (it would be stale); make a new one.
+    Gradients come from `matrix` and `shift` by implicit differentiation, never from the
+    factorization: one more solve, no differentiated Cholesky. Do not replace `matrix` in a finished
+    factor (it would be stale); make a new one.
     """
 
     matrix: Float[Array, "n n"]
@@ -227,10 +256,13 @@ class PSDFactor(AbstractFactor):
         return jnp.swapaxes(self.upper, -1, -2)
 
     def solve(self, b: Float[Array, "n *k"]) -> Float[Array, "n *k"]:
-        """`(matrix + shift I)^{-1} b` for a vector or a matrix of right-hand sides `[n, ...]`; O(n^2) a column.
+        """`(matrix + shift I)^{-1} b` for a vector or a matrix of right-hand sides `[n, ...]`;
+        O(n^2)
+        a column.
 
-        One step of iterative refinement, with matrix and shift kept apart: for a shift of 1e-8 it wins back an order
-        of magnitude that rounding in the factor had lost, and it removes the effect of the jitter.
+        One step of iterative refinement, with matrix and shift kept apart: for a shift of 1e-8 it
+        wins back an order of magnitude that rounding in the factor had lost, and it removes the
+        effect of the jitter.
         """
         factor = lax.stop_gradient(self.cholesky), True
 
@@ -251,9 +283,10 @@ class PSDFactor(AbstractFactor):
 def psd_factor(matrix: Float[Array, "n n"], shift: Float[Array, ""] | float = 0.0) -> PSDFactor:
     """Factor `matrix + shift I` of a positive semi-definite matrix; cost O(n^3).
 
-    The factorization adds the jitter (see `jitter`), times 10 for as long as it breaks down, at most five times, so
-    rounding errors in a rank-deficient Gram matrix give a finite answer. A matrix that is not positive semi-definite
-    to about a part in 10^10 (float64) or 10^2 (float32) still gives NaN: that is an error of the caller.
+    The factorization adds the jitter (see `jitter`), times 10 for as long as it breaks down, at
+    most five times, so rounding errors in a rank-deficient Gram matrix give a finite answer. A
+    matrix that is not positive semi-definite to about a part in 10^10 (float64) or 10^2 (float32)
+    still gives NaN: that is an error of the caller.
     """
     shift = jnp.asarray(shift, matrix.dtype)
     fixed, ridge = lax.stop_gradient((matrix, shift))
@@ -267,13 +300,17 @@ def psd_factor(matrix: Float[Array, "n n"], shift: Float[Array, ""] | float = 0.
         # A factorization that breaks down is NaN everywhere.
         return (number < _CHOLESKY_ATTEMPTS) & ~jnp.all(jnp.isfinite(jnp.diagonal(upper)))
 
-    # The first attempt stands outside the loop, whose carry a batch would select from, matrix by matrix.
+    # The first attempt stands outside the loop, whose carry a batch would select from, matrix by
+    # matrix.
     _, upper = lax.while_loop(failed, lambda carry: attempt(carry[0]), attempt(jnp.asarray(0)))
     return PSDFactor(matrix, shift, upper)
 
 
 def _upper(matrix: Float[Array, "n n"], shift: Float[Array, ""]) -> Float[Array, "n n"]:
-    """R with `R.T R = matrix + shift I`, from one half of a symmetric matrix. Transposed, both have LAPACK's layout: no copies."""
+    """R with `R.T R = matrix + shift I`, from one half of a symmetric matrix.
+
+    Transposed, both have LAPACK's layout: no copies.
+    """
     shifted = matrix + shift * jnp.eye(matrix.shape[-1], dtype=matrix.dtype)
     return lax.linalg.cholesky(shifted.T, symmetrize_input=False).T
 
@@ -281,7 +318,10 @@ def _upper(matrix: Float[Array, "n n"], shift: Float[Array, ""]) -> Float[Array,
 def psd_solve(
     matrix: Float[Array, "n n"], b: Float[Array, "n *k"], shift: Float[Array, ""] | float = 0.0
 ) -> Float[Array, "n *k"]:
-    """`(matrix + shift I)^{-1} b` for one or many right-hand sides; cost O(n^3 + n^2 k). See `psd_factor`."""
+    """`(matrix + shift I)^{-1} b` for one or many right-hand sides.
+
+    Cost O(n^3 + n^2 k). See `psd_factor`.
+    """
     return psd_factor(matrix, shift).solve(b)
 
 
@@ -292,8 +332,9 @@ def resolvent(
 
     $$ (M + i\sqrt{\delta})^{-1} = M (M^2 + \delta)^{-1} - i\sqrt{\delta} (M^2 + \delta)^{-1} $$
 
-    so one complex LU gives both squared-regularized solves without ever squaring the matrix: the condition number is
-    $|M| / \sqrt{\delta}$, not $|M|^2 / \delta$, which is what keeps float32 usable, at the price of the real route.
+    so one complex LU gives both squared-regularized solves without ever squaring the matrix: the
+    condition number is $|M| / \sqrt{\delta}$, not $|M|^2 / \delta$, which is what keeps float32
+    usable, at the price of the real route.
 
     **Returns:** `M (M^2 + delta)^{-1} b` and `(M^2 + delta)^{-1} b`; cost O(n^3 + n^2 k).
     """
@@ -306,15 +347,19 @@ def resolvent(
 def symmetric_resolvent(
     matrix: Float[Array, "n n"], squared_shift: Float[Array, ""], b: Float[Array, "n *k"]
 ) -> Float[Array, "n *k"]:
-    r"""$M (M^2 + \delta I)^{-1} b$ of a symmetric matrix, the first half of `resolvent`; cost O(n^3 + n^2 k).
+    r"""$M (M^2 + \delta I)^{-1} b$ of a symmetric matrix, the first half of `resolvent`; cost O(n^3
+    +
+    n^2 k).
 
-    In float64 by a Cholesky factor of $M^2 + \delta I$ and one step of refinement without the square: several times faster
-    than the complex LU, good while delta is above 1e-12 of $|M|^2$. In float32 the square would leave no digits: `resolvent`.
+    In float64 by a Cholesky factor of $M^2 + \delta I$ and one step of refinement without the
+    square: several times faster than the complex LU, good while delta is above 1e-12 of $|M|^2$. In
+    float32 the square would leave no digits: `resolvent`.
     """
     if jnp.finfo(matrix.dtype).eps > 1e-10:
         return resolvent(matrix, squared_shift, b)[0]
     fixed, shift = lax.stop_gradient(matrix), lax.stop_gradient(squared_shift)
-    # No search for a jitter as in `psd_factor`: far below delta it changes nothing, and in a batch the search costs most.
+    # No search for a jitter as in `psd_factor`: far below delta it changes nothing, and in a batch
+    # the search costs most.
     squared = matmul(fixed, fixed)
     factor = _upper(squared, shift + jitter(squared)).T, True
 

@@ -15,10 +15,12 @@ from jaxtyping import PRNGKeyArray as PRNGKeyArray
 #: What an array argument may be: it is converted with `jnp.asarray`.
 ArrayLike: TypeAlias = jax.Array | np.ndarray | float | int
 
-#: One point of any domain: an array of any shape, or a pytree of them (a tuple for a joint variable).
+#: One point of any domain: an array of any shape, or a pytree of them (a tuple for a joint
+#: variable).
 Point: TypeAlias = Any
 
-#: A sample: a point with one more axis in front of every leaf. `[n, d]` for vectors, `[n, 3, 3]` for rotations.
+#: A sample: a point with one more axis in front of every leaf. `[n, d]` for vectors, `[n, 3, 3]`
+#: for rotations.
 Points: TypeAlias = Any
 
 #: A function of one point with values of any fixed shape.

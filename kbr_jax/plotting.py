@@ -1,7 +1,9 @@
-r"""Pictures of embeddings, beliefs and learning curves, on matplotlib axes: `from kbr_jax import plotting`.
+r"""Pictures of embeddings, beliefs and learning curves, on matplotlib axes: `from kbr_jax import
+plotting`.
 
-Needs the extra `plot`, which is imported when something is drawn. Colors are told apart by color-blind eyes, and nothing is
-told by color alone: what is negative also points down or is dashed, and shades only grow darker.
+Needs the extra `plot`, which is imported when something is drawn. Colors are told apart by
+color-blind eyes, and nothing is told by color alone: what is negative also points down or is
+dashed, and shades only grow darker.
 """
 
 from typing import Any
@@ -27,24 +29,29 @@ def plot_embedding(
     color: str = _BLUE,
     label: str | None = None,
 ) -> Any:
-    r"""The function $\mu(z) = \sum_i w_i k(x_i, z)$: a curve over a line, filled contours over the plane.
+    r"""The function $\mu(z) = \sum_i w_i k(x_i, z)$: a curve over a line, filled contours over the
+    plane.
 
     **Arguments:**
 
-    - `embedding` of real numbers, points `[n]` or `[n, 1]`, or of the plane, `[n, 2]`; weights `[n]`.
-    - `grid`: on the line `[m]` numbers in ascending order; over the plane a pair of those, `[a]` and `[b]`.
+    - `embedding` of real numbers, points `[n]` or `[n, 1]`, or of the plane, `[n, 2]`; weights
+      `[n]`.
+    - `grid`: on the line `[m]` numbers in ascending order; over the plane a pair of those, `[a]`
+      and `[b]`.
     - `axis`: where to draw; a new figure by default.
-    - `weights`: show the points too: on the line as stems, the largest a quarter as long as the curve is high, the negative ones
-      orange and downwards; in the plane as dots of an area proportional to |w|, the negative ones as orange crosses, and
-      none for those below a twentieth of the largest.
+    - `weights`: show the points too: on the line as stems, the largest a quarter as long as the
+      curve is high, the negative ones orange and downwards; in the plane as dots of an area
+      proportional to |w|, the negative ones as orange crosses, and none for those below a twentieth
+      of the largest.
     - `color`, `label`: of the curve on the line, and its name in a legend.
 
-    Over the plane there are eight shades between 0 and the largest value, the lowest left white, and contours where $\mu$ is
-    negative are dashed.
+    Over the plane there are eight shades between 0 and the largest value, the lowest left white,
+    and contours where $\mu$ is negative are dashed.
 
     **Returns:** the axis. Cost that of `evaluate`.
 
-    **Raises:** `ValueError` for a batch of embeddings, points or a grid of another kind; `ImportError` without matplotlib.
+    **Raises:** `ValueError` for a batch of embeddings, points or a grid of another kind;
+    `ImportError` without matplotlib.
     """
     axis = _axes(axis)
     points, mesh, sides = _unbatched(embedding, grid)
@@ -77,10 +84,11 @@ def plot_embedding(
 def plot_witness(p: Embedding, q: Embedding, grid: Points, *, axis: Any = None) -> Any:
     r"""The witness function $\mu_p(z) - \mu_q(z)$: where p has more mass than q, and where less.
 
-    **Arguments:** `p`, `q` of one kind, unbatched (the kernel of `p` is used); `grid` and `axis` as in `plot_embedding`.
+    **Arguments:** `p`, `q` of one kind, unbatched (the kernel of `p` is used); `grid` and `axis` as
+    in `plot_embedding`.
 
-    On the line both embeddings are drawn as thin lines, q dashed, and their difference filled: blue where positive, orange and
-    hatched where negative. Over the plane negative contours are dashed.
+    On the line both embeddings are drawn as thin lines, q dashed, and their difference filled: blue
+    where positive, orange and hatched where negative. Over the plane negative contours are dashed.
 
     **Returns:** the axis. **Raises:** as `plot_embedding`.
     """
@@ -129,23 +137,28 @@ def plot_beliefs(
 
     - `beliefs`: a batch with weights `[T, n]`, as `filt.belief(run.weights)`.
     - `grid`: m points of the kind of the states, `[m, ...]`; for real numbers `[m]`.
-    - `truth`, `estimate`: `[T]`, drawn on top, in black and as an orange dashed line; NaN leaves a gap.
-    - `positions`: `[m]`, ascending, where the points of the grid stand on the vertical axis, by default at their own values. For
-      rotations in the plane: points $(\cos a, \sin a)$ as `grid`, and the angles a as `positions`.
-    - `period`: of the positions, if they are angles: lines are interrupted where they jump by more than half of it.
+    - `truth`, `estimate`: `[T]`, drawn on top, in black and as an orange dashed line; NaN leaves a
+      gap.
+    - `positions`: `[m]`, ascending, where the points of the grid stand on the vertical axis, by
+      default at their own values. For rotations in the plane: points $(\cos a, \sin a)$ as `grid`,
+      and the angles a as `positions`.
+    - `period`: of the positions, if they are angles: lines are interrupted where they jump by more
+      than half of it.
     - `axis`: where to draw; a new figure by default.
 
-    Values below 0 are drawn as 0, and the shades are shared by all columns, so a belief that is spread out is pale.
+    Values below 0 are drawn as 0, and the shades are shared by all columns, so a belief that is
+    spread out is pale.
 
     **Returns:** the axis. Cost that of `evaluate` for T embeddings, O(n m (d + T)).
 
-    **Raises:** `ValueError` for beliefs that are not a batch, numbers of another length, or a grid of points that are not
-    numbers without `positions`; `ImportError` without matplotlib.
+    **Raises:** `ValueError` for beliefs that are not a batch, numbers of another length, or a grid
+    of points that are not numbers without `positions`; `ImportError` without matplotlib.
     """
     axis = _axes(axis)
     if beliefs.weights.ndim != 2:
         raise ValueError(
-            f"`beliefs` has weights of shape {beliefs.weights.shape}; one row a time is needed, [T, n]. For one belief there is "
+            f"`beliefs` has weights of shape {beliefs.weights.shape}; one row a time is needed, "
+            f"[T, n]. For one belief there is "
             "`plot_embedding`."
         )
     mesh = _like(grid, beliefs.points)
@@ -184,14 +197,17 @@ def plot_beliefs(
 
 
 def plot_history(tuned: TuneResult, *, axis: Any = None) -> Any:
-    """The learning curve of `tune`: loss and validation loss at each step, the best step, and what was rejected.
+    """The learning curve of `tune`: loss and validation loss at each step, the best step, and what
+    was
+    rejected.
 
     **Arguments:** `tuned`, what `tune` returned; `axis`: where to draw; a new figure by default.
 
-    The loss is a blue line, the validation loss an orange dashed one, and a ring marks what was returned. Steps that were
-    rejected, because loss or gradient was not finite, leave gaps in the lines and crosses at the bottom. Of many starts the
-    best is drawn like this, and the others thin. The scale is logarithmic where all that is drawn is positive and
-    spans more than a factor of ten.
+    The loss is a blue line, the validation loss an orange dashed one, and a ring marks what was
+    returned. Steps that were rejected, because loss or gradient was not finite, leave gaps in the
+    lines and crosses at the bottom. Of many starts the best is drawn like this, and the others
+    thin. The scale is logarithmic where all that is drawn is positive and spans more than a factor
+    of ten.
 
     **Returns:** the axis. **Raises:** `ImportError` without matplotlib.
     """
@@ -269,7 +285,9 @@ def _casing(width: float) -> list:
 
 
 def _filled(axis: Any, sides: list[np.ndarray], values: np.ndarray, *, both_signs: bool) -> Any:
-    """Filled contours of values `[a * b]`, from 0 or from minus the largest, and dashed lines where they are negative."""
+    """Filled contours of values `[a * b]`, from 0 or from minus the largest, and dashed lines where
+    they are negative.
+    """
     high = max(np.max(np.abs(values) if both_signs else values), np.finfo(values.dtype).tiny)
     table = values.reshape(len(sides[0]), len(sides[1])).T
     # Nothing is painted within one level of 0, where a sign is noise.
@@ -292,17 +310,22 @@ def _filled(axis: Any, sides: list[np.ndarray], values: np.ndarray, *, both_sign
 
 
 def _unbatched(embedding: Embedding, grid: Any) -> tuple[np.ndarray, Any, list[np.ndarray]]:
-    """Points `[n, d]`, the grid as points of their kind, and its sides: one on the line, two over the plane."""
+    """Points `[n, d]`, the grid as points of their kind, and its sides.
+
+    One on the line, two over the plane.
+    """
     if embedding.weights.ndim != 1:
         raise ValueError(
-            f"A batch of embeddings, with weights of shape {embedding.weights.shape}, is not one function: draw one at a time, "
+            f"A batch of embeddings, with weights of shape {embedding.weights.shape}, is not one "
+            f"function: draw one at a time, "
             "or beliefs over time by `plot_beliefs`."
         )
     points = embedding.points
     if not isinstance(points, jax.Array) or points.ndim > 2 or points.size > 2 * points.shape[0]:
         shapes = [leaf.shape for leaf in jax.tree.leaves(points)]
         raise ValueError(
-            f"Only points on the line or in the plane can be drawn, [n], [n, 1] or [n, 2]; these are {shapes}."
+            f"Only points on the line or in the plane can be drawn, [n], [n, 1] or [n, 2]; these "
+            f"are {shapes}."
         )
     rows = np.asarray(points).reshape(points.shape[0], -1)
     if rows.shape[1] == 1:
@@ -321,7 +344,10 @@ def _unbatched(embedding: Embedding, grid: Any) -> tuple[np.ndarray, Any, list[n
 
 
 def _like(grid: Any, points: Points) -> Any:
-    """A grid as a sample of the kind of the points, in their dtype; numbers `[m]` also where the points are `[n, 1]`."""
+    """A grid as a sample of the kind of the points, in their dtype.
+
+    Numbers `[m]` also where the points are `[n, 1]`.
+    """
     grid = as_points(grid, "grid")
     if isinstance(grid, jax.Array) and isinstance(points, jax.Array):
         grid = grid.astype(points.dtype)

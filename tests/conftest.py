@@ -1,12 +1,16 @@
-"""Two legs, two processes: float64 with checked shapes, and float32 (KBR_TEST_PRECISION=32) without the checker."""
+"""Two legs, two processes.
+
+Float64 with checked shapes, and float32 (KBR_TEST_PRECISION=32) without the checker.
+"""
 
 import os
 import zlib
 
 # Small solves in many threads crawl beside other work. Before scipy is imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-# jaxlib 0.10 solves a batch of linear systems in tasks of its thread pool, and waits for them in a thread of that pool: as many
-# batches at once as there are threads, and it waits for ever. Before jax is imported.
+# jaxlib 0.10 solves a batch of linear systems in tasks of its thread pool, and waits for them in a
+# thread of that pool: as many batches at once as there are threads, and it waits for ever. Before
+# jax is imported.
 os.environ.setdefault("PJRT_NPROC", str(max(16, os.cpu_count() or 1)))
 
 import jax
@@ -20,19 +24,21 @@ jax.config.update("jax_enable_x64", not FLOAT32)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "allow")
 
-# The float32 leg runs what a user runs: no checker in between, so bad input meets the library's own errors.
+# The float32 leg runs what a user runs: no checker in between, so bad input meets the library's own
+# errors.
 unchecked = ["test_float32.py", "test_errors.py", "test_propagation_errors.py"]
 checked = [
     name for name in sorted(os.listdir(os.path.dirname(__file__))) if name.startswith("test_")
 ]
 collect_ignore = [name for name in checked if name not in unchecked] if FLOAT32 else unchecked
 
-# There is a worker for each core: more threads for one product are no gain. XLA stops at a flag that it does not know.
+# There is a worker for each core: more threads for one product are no gain. XLA stops at a flag
+# that it does not know.
 flags = ["--xla_cpu_multi_thread_eigen=false"]
 if not FLOAT32:
     jaxtyping.install_import_hook("kbr_jax", "beartype.beartype")
-    # Compiling is most of what the tests cost, and each program runs a few times on a few points: leave LLVM's optimization
-    # to the float32 leg. `XLA_FLAGS= pytest` has it here too.
+    # Compiling is most of what the tests cost, and each program runs a few times on a few points:
+    # leave LLVM's optimization to the float32 leg. `XLA_FLAGS= pytest` has it here too.
     flags += ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true"]
     if jax.__version_info__ < (0, 11):
         flags.append("--xla_cpu_use_fusion_emitters=false")
@@ -41,7 +47,9 @@ os.environ.setdefault("XLA_FLAGS", " ".join(flags))
 
 @pytest.fixture(autouse=True)
 def _draws_of_this_test_alone(request, monkeypatch):
-    """A test that draws from its module's `RNG` gets the same numbers alone, in any order and on any worker."""
+    """A test that draws from its module's `RNG` gets the same numbers alone, in any order and on
+    any worker.
+    """
     if hasattr(request.module, "RNG"):
         monkeypatch.setattr(
             request.module, "RNG", np.random.default_rng(zlib.crc32(request.node.nodeid.encode()))
@@ -49,7 +57,8 @@ def _draws_of_this_test_alone(request, monkeypatch):
 
 
 def pytest_runtest_teardown(item, nextitem):
-    """A compiled program maps memory dozens of times, and Linux allows a process 65530 maps: LLVM crashes at the end of them.
+    """A compiled program maps memory dozens of times, and Linux allows a process 65530 maps: LLVM
+    crashes at the end of them.
 
     Between modules, since tests of one may count the traces of what they share.
     """

@@ -1,4 +1,6 @@
-"""Products with Gram matrices by blocks against the dense ones, their memory, and conjugate gradients against Cholesky."""
+"""Products with Gram matrices by blocks against the dense ones, their memory, and conjugate
+gradients against Cholesky.
+"""
 
 import equinox as eqx
 import jax

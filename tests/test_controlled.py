@@ -66,7 +66,9 @@ def fit(
 
 
 def pair_gram(filt):
-    """The product kernel of pairs, exact or Nystroem, as a function of two samples of states and inputs."""
+    """The product kernel of pairs, exact or Nystroem, as a function of two samples of states and
+    inputs.
+    """
 
     def product(s, u, s_other, u_other):
         return gaussian(s, s_other, H_S) * gaussian(u, u_other, H_U)

@@ -10,7 +10,8 @@ import pytest
 
 import kbr_jax as kbr
 
-# A walk on the circle, seen as its double angle: half a turn away looks the same, but for a lamp near angle 0.
+# A walk on the circle, seen as its double angle: half a turn away looks the same, but for a lamp
+# near angle 0.
 RNG = np.random.default_rng(3)
 ANGLES = np.cumsum(0.15 + 0.08 * RNG.normal(size=181))
 LAMP = 0.4

@@ -1,4 +1,7 @@
-"""Dynamics of distributions: exact cases, explicit operators, refits, closed forms, finite differences."""
+"""Dynamics of distributions.
+
+Exact cases, explicit operators, refits, closed forms, finite differences.
+"""
 
 import json
 import pathlib
@@ -338,7 +341,9 @@ def test_leave_one_out_is_refitting(form, times):
 
 
 def numpy_forecast(gram, form, lam, gammas, intervals, lengths, start=None):
-    """Coefficients after steps of the given lengths from the last set (or another), from a Gram matrix alone."""
+    """Coefficients after steps of the given lengths from the last set (or another), from a Gram
+    matrix alone.
+    """
     root = np.sqrt(gammas) * intervals
     inner = root[:, None] * gram[:-1, :-1] * root + lam * np.eye(len(root))
     c = np.eye(len(gram))[-1 if start is None else start]
@@ -392,7 +397,9 @@ def test_stacked_forecast():
             errors.append((np.stack(left), np.stack(ahead)))
 
     def line(time, known):
-        """Coefficients of the value at a time of the least-squares line through the embeddings of known sets."""
+        """Coefficients of the value at a time of the least-squares line through the embeddings of
+        known sets.
+        """
         c = np.zeros(6)
         c[known] = np.array([1, time]) @ np.linalg.pinv(
             np.stack([np.ones(len(known)), known], axis=1)

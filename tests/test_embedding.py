@@ -1,4 +1,6 @@
-"""Embeddings, distances, joint distributions and pre-images, against double sums, traces and exhaustive searches."""
+"""Embeddings, distances, joint distributions and pre-images, against double sums, traces and
+exhaustive searches.
+"""
 
 import itertools
 
@@ -44,7 +46,10 @@ TUPLES = (PAIR_KERNEL, pair_gram, pairs(2, N), pairs(3, M))
 
 @pytest.fixture(params=["vectors", "tuples"])
 def domain(request):
-    """Kernel, its Gram matrix in NumPy, and two samples: of vectors, and of tuples of a vector and a label."""
+    """Kernel, its Gram matrix in NumPy, and two samples.
+
+    Of vectors, and of tuples of a vector and a label.
+    """
     return {"vectors": VECTORS, "tuples": TUPLES}[request.param]
 
 
@@ -362,7 +367,8 @@ def test_biased_hsic_is_the_trace():
 
 
 def test_unbiased_hsic_is_the_u_statistic():
-    # E k(x, x') l(y, y') - 2 E k(x, x') l(y, y'') + E k(x, x') l(y'', y'''), over tuples of distinct indices.
+    # E k(x, x') l(y, y') - 2 E k(x, x') l(y, y'') + E k(x, x') l(y'', y'''), over tuples of
+    # distinct indices.
     k, l = GRAM_X, GRAM_Y  # noqa: E741
     tuples = itertools.permutations(range(N), 4)
     expected = np.mean([k[a, b] * (l[a, b] - 2 * l[a, c] + l[c, d]) for a, b, c, d in tuples])

@@ -90,7 +90,8 @@ def simulate(count=3, **options):
     return kbr.simulate(lambda key, t: t, jax.random.normal, count, key=KEY, **options)
 
 
-#: What is called, and what its message must say, in order: the argument, what came, what was expected.
+#: What is called, and what its message must say, in order: the argument, what came, what was
+#: expected.
 CASES = {
     # Kernels.
     "bandwidth zero": (lambda: kbr.Gaussian(0.0), "`bandwidth` must be positive, got 0"),
@@ -499,7 +500,8 @@ CASES = {
     # The smoother.
     "smoother filter": (
         lambda: smooth(SIMPLE),
-        "`smooth` needs a `KernelBayesFilter` or a `ControlledFilter`, got ApproximateFilter.*`base`",
+        "`smooth` needs a `KernelBayesFilter` or a `ControlledFilter`, got "
+        "ApproximateFilter.*`base`",
     ),
     "smoother weights": (
         lambda: smooth(weights=jnp.ones(5)),
@@ -871,7 +873,10 @@ def test_traced_nan_raises_when_the_program_runs(call, name):
 
 
 def test_traced_parameters_are_not_looked_at():
-    """Positivity inside jit is the caller's: nothing is raised, and nothing is read that cannot be."""
+    """Positivity inside jit is the caller's.
+
+    Nothing is raised, and nothing is read that cannot be.
+    """
     weights = jax.jit(
         lambda h, r: kbr.condition(fit(kernel_x=kbr.Gaussian(h), regularizer=r), X[0]).weights
     )

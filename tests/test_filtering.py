@@ -1,4 +1,7 @@
-"""The filters against NumPy, step by step; online, batched and with gaps; exact hidden Markov models; gradients."""
+"""The filters against NumPy, step by step.
+
+Online, batched and with gaps; exact hidden Markov models; gradients.
+"""
 
 import functools
 
@@ -458,7 +461,8 @@ def test_no_reset_is_a_reset_with_nothing_in_it():
     assert np.all(np.isfinite(always.weights))
 
 
-# Hidden Markov models: with delta kernels and vanishing regularizers the two-inverse filter is the forward filter.
+# Hidden Markov models: with delta kernels and vanishing regularizers the two-inverse filter is the
+# forward filter.
 
 
 def random_model(seed, hidden=3, symbols=3):
@@ -472,9 +476,12 @@ def random_model(seed, hidden=3, symbols=3):
 
 
 def model_sample(transitions, emission):
-    """Transitions with given counts, each beside observations in proportion 10 to (rounded) emission probabilities.
+    """Transitions with given counts, each beside observations in proportion 10 to (rounded)
+    emission
+    probabilities.
 
-    State, observation and successor are a product sample for each state, so the sample is exact for its own tables.
+    State, observation and successor are a product sample for each state, so the sample is exact for
+    its own tables.
     """
     counts = np.maximum(np.round(4 * emission), 1).astype(int)
     s, o, s_next = [], [], []

@@ -1,4 +1,7 @@
-"""Single precision: every public computation once, its dtype, and its distance from NumPy in double precision."""
+"""Single precision.
+
+Every public computation once, its dtype, and its distance from NumPy in double precision.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -341,7 +344,10 @@ def test_gradients_are_finite(landmarks):
 
 
 def test_the_resolvent_at_a_small_shift():
-    """A real spectrum in [0, 1] and delta = 1e-6: the squared matrix would be lost in single precision."""
+    """A real spectrum in [0, 1] and delta = 1e-6.
+
+    The squared matrix would be lost in single precision.
+    """
     matrix = np.diag(np.abs(W64) / np.abs(W64).sum()) @ GRAM_Y
     b = RNG.normal(size=(N, 4))
     inverse = np.linalg.inv(matrix @ matrix + 1e-6 * np.eye(N))

@@ -1,4 +1,7 @@
-"""Random Fourier features: their law, their smoothness in the bandwidth, and every place that takes them."""
+"""Random Fourier features.
+
+Their law, their smoothness in the bandwidth, and every place that takes them.
+"""
 
 import jax
 import jax.numpy as jnp

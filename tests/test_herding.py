@@ -1,4 +1,7 @@
-"""Herding: exact cases, the rules in plain NumPy, optimality conditions, and maxima in continuous space."""
+"""Herding.
+
+Exact cases, the rules in plain NumPy, optimality conditions, and maxima in continuous space.
+"""
 
 import json
 import pathlib

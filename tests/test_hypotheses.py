@@ -1,4 +1,7 @@
-"""Tests of hypotheses: statistics in plain NumPy, exact levels, power where it must be, independence of what is permuted."""
+"""Tests of hypotheses.
+
+Statistics in plain NumPy, exact levels, power where it must be, independence of what is permuted.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +26,8 @@ def test_two_sample_statistic_and_its_null():
     found = kbr.two_sample_test(G, X, Y, key=KEY, draws=200)
     close(found.statistic, kbr.squared_mmd(kbr.embed(G, X), kbr.embed(G, Y), unbiased=True))
     close(found.p_value, (1 + np.sum(np.asarray(found.null) >= float(found.statistic))) / 201)
-    # Every draw is the statistic of some split of the pooled sample: their mean over all splits is 0.
+    # Every draw is the statistic of some split of the pooled sample: their mean over all splits is
+    # 0.
     assert abs(np.mean(found.null)) < 5 * np.std(found.null) / np.sqrt(200)
 
 
@@ -182,7 +186,8 @@ def test_local_dependence_statistic():
     beta, r = np.asarray(kbr.gram(G, at, x)) @ inverse, np.eye(14) - kx @ inverse
     product = (r @ ky @ r.T) * (r @ kz @ r.T)
     close(found.statistic, np.einsum("bi,ij,bj->b", beta, product, beta))
-    # Random signs leave the diagonal of a quadratic form, and twice the squares of the rest as variance.
+    # Random signs leave the diagonal of a quadratic form, and twice the squares of the rest as
+    # variance.
     terms = beta[:, :, None] * product * beta[:, None]
     expected = np.trace(terms, axis1=1, axis2=2)
     spread = np.sqrt(2 * (np.sum(terms**2, axis=(1, 2)) - np.einsum("bii->b", terms**2)))

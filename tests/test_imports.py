@@ -1,4 +1,7 @@
-"""The package's floors: imports only go down, files stay short, dependencies stay few, global settings stay untouched."""
+"""The package's floors.
+
+Imports only go down, files stay short, dependencies stay few, global settings stay untouched.
+"""
 
 import ast
 import pathlib

@@ -1,4 +1,7 @@
-"""Every kernel on points of its domain: values against the printed formula, positivity, transformations, gradients."""
+"""Every kernel on points of its domain.
+
+Values against the printed formula, positivity, transformations, gradients.
+"""
 
 import dataclasses
 import functools
@@ -21,7 +24,9 @@ N, M = 6, 4
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A kernel family over a scale of its parameters, two samples without common points, and the printed formula."""
+    """A kernel family over a scale of its parameters, two samples without common points, and the
+    printed formula.
+    """
 
     name: str
     make: Callable[[float], Any]
@@ -31,7 +36,9 @@ class Case:
 
 
 def with_duplicates(sample):
-    """The last point repeats the first, so that every sample holds a distance of zero off the diagonal."""
+    """The last point repeats the first, so that every sample holds a distance of zero off the
+    diagonal.
+    """
     sample[-1] = sample[0]
     return jnp.asarray(sample)
 
@@ -306,7 +313,10 @@ def close(actual, expected, rtol=1e-12, atol=1e-12):
 
 
 def directional_errors(value, gradient, tree, rng, step=1e-5):
-    """For each float leaf of `tree`: derivative along a random direction, by `gradient` and by central differences."""
+    """For each float leaf of `tree`.
+
+    Derivative along a random direction, by `gradient` and by central differences.
+    """
     leaves, structure = jax.tree.flatten(floats(tree))
     rest = eqx.filter(tree, eqx.is_inexact_array, inverse=True)
     slopes = jax.tree.leaves(floats(gradient))
@@ -334,7 +344,9 @@ WEIGHTS = np.random.default_rng(70).uniform(0.5, 1.5, size=(N, M))
 
 @functools.cache
 def compiled_loss(name):
-    """A random combination of the entries of k(x, y), with its gradient in kernel and x, traced once for each case."""
+    """A random combination of the entries of k(x, y), with its gradient in kernel and x, traced
+    once for each case.
+    """
     del name  # the key of the cache
     chex.clear_trace_counter()
 

@@ -1,4 +1,7 @@
-"""Posteriors from simulations: NumPy from the formulas, exact discrete and Gaussian posteriors, quantiles of signed weights."""
+"""Posteriors from simulations.
+
+NumPy from the formulas, exact discrete and Gaussian posteriors, quantiles of signed weights.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -115,7 +118,10 @@ def test_low_rank_is_the_rules_at_low_rank():
 
 
 def test_discrete_posteriors_are_exact():
-    """Three parameters, two outcomes, delta kernels: counts, and Bayes' rule with the counted likelihood."""
+    """Three parameters, two outcomes, delta kernels.
+
+    Counts, and Bayes' rule with the counted likelihood.
+    """
     parameters, data = RNG.integers(0, 3, 60), RNG.integers(0, 2, 60)
     counts = np.array(
         [[np.sum((parameters == t) & (data == y)) for y in (0, 1)] for t in (0, 1, 2)]
@@ -147,7 +153,10 @@ LINE = kbr.given_landmarks(jnp.linspace(-3.5, 3.5, 30)[:, None])
 
 
 def gaussian_posteriors(key):
-    """Parameters from N(0, 1), y = theta + N(0, .5); second prior N(.5, .5). Posterior means, intervals and masses of the methods."""
+    """Parameters from N(0, 1), y = theta + N(0, .5).
+
+    Second prior N(.5, .5). Posterior means, intervals and masses of the methods.
+    """
     sims = kbr.simulate(
         lambda k, t: t + float(np.sqrt(0.5)) * jax.random.normal(k, (1,)),
         lambda k: jax.random.normal(k, (1,)),
@@ -193,7 +202,10 @@ def test_a_gaussian_posterior():
 
 
 def test_intervals_cover():
-    """Over 1000 parameters and data from the model, 80 % intervals hold 80 % of the parameters: one fit for all of them."""
+    """Over 1000 parameters and data from the model, 80 % intervals hold 80 % of the parameters.
+
+    One fit for all of them.
+    """
 
     @jax.jit
     def covered(key):

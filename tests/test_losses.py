@@ -1,4 +1,7 @@
-"""Losses against refits and against their formulas in NumPy; their gradients against finite differences."""
+"""Losses against refits and against their formulas in NumPy.
+
+Their gradients against finite differences.
+"""
 
 import functools
 
@@ -372,7 +375,10 @@ def test_the_gradient_of_the_power_is_finite_where_the_samples_are_equal():
 
 
 def test_in_a_fixed_kernel_the_widest_bandwidth_does_not_win():
-    """In the kernel that is selected it would, as printed in F11 section 4.2: everything is near everything there."""
+    """In the kernel that is selected it would, as printed in F11 section 4.2.
+
+    Everything is near everything there.
+    """
 
     def loss(h):
         fitted = kbr.fit_conditional(

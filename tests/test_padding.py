@@ -1,4 +1,7 @@
-"""Padding by a mask: the result is that of the rest, and samples of several sizes share one compiled program."""
+"""Padding by a mask.
+
+The result is that of the rest, and samples of several sizes share one compiled program.
+"""
 
 import equinox as eqx
 import jax

@@ -1,4 +1,7 @@
-"""Classifiers of predicted distributions: the exact case, general-purpose optimizers, finite differences."""
+"""Classifiers of predicted distributions.
+
+The exact case, general-purpose optimizers, finite differences.
+"""
 
 import json
 import pathlib
@@ -94,7 +97,8 @@ def test_squared_hinge_is_minimized(kernel):
 
 @pytest.mark.parametrize("seed", [13, 33, 46, 3])
 def test_converged_is_the_minimum(seed):
-    # Seeds where Newton's full step goes too far (the points that a damped one has inside are the same as before), and one other.
+    # Seeds where Newton's full step goes too far (the points that a damped one has inside are the
+    # same as before), and one other.
     draw = np.random.default_rng(seed)
     x, _, labels = (
         draw.normal(size=(12, 5)),
@@ -106,7 +110,8 @@ def test_converged_is_the_minimum(seed):
     )
     assert np.all(svm.converged)
     w, b = np.asarray(svm.coefficients[0]), float(svm.intercepts[0])
-    # The gradient, which vanishes nowhere else: the problem is convex. The intercept is penalized by 5e-7 of its square.
+    # The gradient, which vanishes nowhere else: the problem is convex. The intercept is penalized
+    # by 5e-7 of its square.
     slopes = 2e3 / 12 * np.maximum(1 - labels * (x @ w + b), 0) * labels
     close(w, slopes @ x, 1e-7)
     close(1e-6 * b, slopes.sum(), 1e-7)

@@ -1,4 +1,7 @@
-"""Belief propagation against brute force in NumPy: sums over all states, message by message, and closed forms."""
+"""Belief propagation against brute force in NumPy.
+
+Sums over all states, message by message, and closed forms.
+"""
 
 import dataclasses
 import itertools
@@ -24,8 +27,9 @@ def normalized(values):
     return values / values.sum(-1, keepdims=True)
 
 
-# A chain of three binary variables whose eight cells were counted; evidence x_2 = 1. The table is not Markov: what belief
-# propagation gives is the marginal of the tree model with these pairwise tables. Ridges are on K + lam I, 20 pairs.
+# A chain of three binary variables whose eight cells were counted; evidence x_2 = 1. The table is
+# not Markov: what belief propagation gives is the marginal of the tree model with these pairwise
+# tables. Ridges are on K + lam I, 20 pairs.
 COUNTS = [3, 1, 2, 2, 1, 1, 1, 9]
 CHAIN = {
     0.0: {"m10": ["47/84", "179/252"], 0: ["94/273", "179/273"], 1: ["2/13", "11/13"]},
@@ -78,7 +82,10 @@ def test_chain_in_closed_form(lam):
 
 
 def test_one_update_in_closed_form():
-    """Algorithm VI once, from given messages: product at the samples, coefficients beta_ts, value at a new point."""
+    """Algorithm VI once, from given messages.
+
+    Product at the samples, coefficients beta_ts, value at a new point.
+    """
     x_t, x_s = jnp.asarray([[0.0], [1.0], [2.5]]), jnp.asarray([[0.2], [0.8], [2.0]])
     beta_ut, beta_ts = (
         jnp.asarray([0.3, -0.2, 0.9]),
@@ -225,10 +232,11 @@ def rescale(values, floor):
 
 @dataclasses.dataclass
 class Reference:
-    """Algorithm VI as the paper writes it: a dictionary of functions, one Gram matrix for each edge.
+    """Algorithm VI as the paper writes it: a dictionary of functions, one Gram matrix for each
+    edge.
 
-    `template` gives for each directed edge its template and which of the pair belongs to source and target; `likelihoods`
-    a function of points for each node.
+    `template` gives for each directed edge its template and which of the pair belongs to source and
+    target; `likelihoods` a function of points for each node.
     """
 
     template: dict
@@ -370,7 +378,9 @@ def test_many_images_by_vmap(form):
 
 
 def test_forms_agree():
-    """Features, and pivots, that span the samples give the exact form, up to the ridges that keep them solvable."""
+    """Features, and pivots, that span the samples give the exact form, up to the ridges that keep
+    them solvable.
+    """
     rng = np.random.default_rng(2)
     x = rng.uniform(-1.5, 1.5, 20)
     points = [x, np.sin(2 * x) + 0.3 * rng.normal(size=20), rng.normal(size=20)]
@@ -389,7 +399,8 @@ def test_forms_agree():
             model = kbr.fit_belief_propagation(
                 graph, kbr.Gaussian(0.8), points=points, regularizer=GRID_LAM, **options
             )
-            # Positive and smooth: nothing is clipped, and what is interpolated from pivots is near their span.
+            # Positive and smooth: nothing is clipped, and what is interpolated from pivots is near
+            # their span.
             seen = kbr.Likelihood(
                 [0, 1], lambda x, y: jnp.exp(-((x - y) ** 2) / 2), jnp.asarray([0.3, -0.2])
             )
@@ -403,7 +414,9 @@ def test_forms_agree():
 
 
 def discrete_loopy(table, unary, sweeps, damping, floor):
-    """Loopy belief propagation on a 4-cycle of labels in probability tables, messages of largest value 1."""
+    """Loopy belief propagation on a 4-cycle of labels in probability tables, messages of largest
+    value 1.
+    """
     p = [table.sum(1), table.sum(0)]
     neighbors = {node: [(node + 1) % 4, (node - 1) % 4] for node in range(4)}
     ones = np.ones(len(unary[0]))

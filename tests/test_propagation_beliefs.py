@@ -1,4 +1,6 @@
-"""What is read off messages, gradients, stopping, structures of graphs, and bimodal beliefs against exact ones."""
+"""What is read off messages, gradients, stopping, structures of graphs, and bimodal beliefs against
+exact ones.
+"""
 
 import dataclasses
 
@@ -99,7 +101,10 @@ def test_estimates_from_a_belief():
 
 
 def test_marginals_given_and_estimated():
-    """Without edges the belief is p*: by frequencies, by a kernel density, as given, or as the sample itself."""
+    """Without edges the belief is p*.
+
+    By frequencies, by a kernel density, as given, or as the sample itself.
+    """
     graph = kbr.pairwise_graph([], num_nodes=2)
     x = jnp.asarray(np.random.default_rng(0).normal(size=30))
     model = kbr.fit_belief_propagation(graph, kbr.Gaussian(0.5), points=[x, x + 1], regularizer=0.1)
@@ -209,7 +214,10 @@ def test_evidence_of_different_kinds_multiplies():
 
 
 def test_greedy_landmarks_and_pivots_on_a_vector_domain():
-    """Ranks instead of landmarks; vectors; a hub with more neighbors than are multiplied in one expression; float32 data."""
+    """Ranks instead of landmarks.
+
+    Vectors; a hub with more neighbors than are multiplied in one expression; float32 data.
+    """
     rng = np.random.default_rng(5)
     x = [rng.normal(size=(25, 2)).astype(np.float32)]
     x += [(x[0] + 0.5 * rng.normal(size=(25, 2))).astype(np.float32) for _ in range(11)]

@@ -284,7 +284,8 @@ def test_incomplete_cholesky_and_what_is_solved_with_it():
     )
     features = model.features_x
     close(features.matrix[:, :rank], case["L"], 1e-12)
-    # The ridge solve of an arbitrary right-hand side: (b - F (F'F + n lambda)^{-1} F' b) / (n lambda).
+    # The ridge solve of an arbitrary right-hand side: (b - F (F'F + n lambda)^{-1} F' b) / (n
+    # lambda).
     rhs = jnp.asarray(case["rhs"])
     solved = (rhs - features.ridge_weights(model.factor, (features.matrix.T @ rhs)[None])[0]) / 0.3
     close(solved, case["ridge_0p3"], 1e-9)
@@ -360,7 +361,9 @@ def test_discrete_hidden_markov_model(transition, expected, landmarks):
 
 
 def test_equation_23_as_printed_is_not_bayes_rule():
-    """The misprint of S13 eq 23, with (D K)^2 where (K D)^2 must stand, reproduced to show what it gives."""
+    """The misprint of S13 eq 23, with (D K)^2 where (K D)^2 must stand, reproduced to show what it
+    gives.
+    """
 
     def printed(lam, w, k, column, delta):
         d = np.diag(w)

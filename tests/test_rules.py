@@ -196,7 +196,10 @@ def test_conditional_cross_covariance(landmarks):
 
 
 def test_a_constant_has_no_cross_covariance():
-    """Where z is constant C = (1 - sum beta) mu_y (x) psi(z): zero once the weights of x sum to 1."""
+    """Where z is constant C = (1 - sum beta) mu_y (x) psi(z).
+
+    Zero once the weights of x sum to 1.
+    """
     operator = kbr.conditional_cross_covariance(cross_model(np.ones((N, 1))), jnp.asarray(QUERIES))
     mass = jnp.sum(operator.weights, axis=-1, keepdims=True)
     operator = eqx.tree_at(lambda c: c.weights, operator, operator.weights / mass)
@@ -328,7 +331,9 @@ def test_gradient_of_cleaning_is_that_of_the_kept_weights():
 
 
 def parameters():
-    return {  # of NumPy's types: a Python number is of weak type, and compiles again once a difference is added
+    # of NumPy's types: a Python number is of weak type, and compiles again once a difference is
+    # added
+    return {
         "bandwidth_x": np.asarray(H_X),
         "bandwidth_y": np.asarray(H_Y),
         "regularizer": np.asarray(LAMBDA),
@@ -338,7 +343,10 @@ def parameters():
 
 
 def rule_scalars(p, landmarks):
-    """One number for every rule, as a function of all parameters: the weights against fixed coefficients."""
+    """One number for every rule, as a function of all parameters.
+
+    The weights against fixed coefficients.
+    """
     kx, ky = kbr.Gaussian(p["bandwidth_x"]), kbr.Gaussian(p["bandwidth_y"])
     x, y, q, c = jnp.asarray(X), jnp.asarray(Y), jnp.asarray(QUERIES), jnp.asarray(COEFFICIENTS)
     options = {"regularizer": p["regularizer"], "landmarks_x": landmarks, "landmarks_y": landmarks}
@@ -410,7 +418,9 @@ def compiled(landmarks):
 
 @functools.cache
 def differences(landmarks, name):
-    """Derivative of every scalar along a direction of one parameter, by differences of the fourth order."""
+    """Derivative of every scalar along a direction of one parameter, by differences of the fourth
+    order.
+    """
     base, h = parameters(), 1e-4
     direction = (
         np.random.default_rng(1).normal(size=base[name].shape)
@@ -482,7 +492,10 @@ def test_gradients_are_finite_on_degenerate_samples(x, y, landmarks):
 
 @pytest.mark.parametrize("landmarks", [None, 5])
 def test_rank_deficient_grams(landmarks):
-    """Linear kernels in two dimensions: rank 2 of N, and a small ridge. Values by NumPy on the 2 x 2 side."""
+    """Linear kernels in two dimensions.
+
+    Rank 2 of N, and a small ridge. Values by NumPy on the 2 x 2 side.
+    """
     x, y, lam = jnp.asarray(X), jnp.asarray(Y), 1e-8
 
     def weights(regularizer):
@@ -596,7 +609,10 @@ AFFINE, QUADRATIC = kbr.Polynomial(1), kbr.Polynomial(2)
 
 
 def gaussian_sample():
-    """Pairs (x, y = SLOPE x + e) with E[y | x] and E[y^2 | x] exact in the sample: every x with noise + and -."""
+    """Pairs (x, y = SLOPE x + e) with E[y | x] and E[y^2 | x] exact in the sample.
+
+    Every x with noise + and -.
+    """
     x = np.repeat(np.linspace(-2, 2.5, 9), 2)[:, None]
     return x, SLOPE * x + NOISE * np.tile([1.0, -1.0], 9)[:, None]
 
@@ -648,7 +664,9 @@ def test_the_affine_form_is_regression_with_an_intercept(landmarks):
 
 @pytest.mark.parametrize("landmarks", [None, 3])
 def test_the_rules_carry_moments_exactly(landmarks):
-    """With quadratics in x the prior weights reproduce the second moments of the joint distribution."""
+    """With quadratics in x the prior weights reproduce the second moments of the joint
+    distribution.
+    """
     x, y = gaussian_sample()
     model = kbr.fit_conditional(
         QUADRATIC, AFFINE, jnp.asarray(x), jnp.asarray(y), regularizer=1e-9, landmarks_x=landmarks
@@ -668,7 +686,10 @@ def test_the_rules_carry_moments_exactly(landmarks):
 @pytest.mark.parametrize("estimator", ["prior", "pairs"])
 @pytest.mark.parametrize("landmarks", [None, 3])
 def test_bayes_rule_is_the_kalman_update(landmarks, estimator):
-    """Affine features of y and vanishing regularizers: the linear-Gaussian posterior mean, for any prior."""
+    """Affine features of y and vanishing regularizers.
+
+    The linear-Gaussian posterior mean, for any prior.
+    """
     x, y = gaussian_sample()
     model = kbr.fit_conditional(
         QUADRATIC,

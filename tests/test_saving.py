@@ -1,4 +1,7 @@
-"""Saved objects come back bitwise, by structure alone; whatever cannot be stored or trusted is an error that says what to do."""
+"""Saved objects come back bitwise, by structure alone.
+
+Whatever cannot be stored or trusted is an error that says what to do.
+"""
 
 import functools
 import json
@@ -74,7 +77,10 @@ def moment_filter():
 
 
 def rival_filter():
-    """Put together by hand: what a fit computes does not matter here, and it compiles for seconds."""
+    """Put together by hand.
+
+    What a fit computes does not matter here, and it compiles for seconds.
+    """
     base, number = bayes_filter(), jnp.asarray(0.5)
     contrast = kbr.Contrast(
         G, STATES, VIEWS[0], VIEWS.T[:, :2], VIEWS[0, :2], STATES, jnp.eye(N + 1), number, number
@@ -411,7 +417,8 @@ def entry(**changes):
     return lambda header: header["arrays"][0].update(changes)
 
 
-#: Files that are not to be trusted: what is put in place of the structure, and what the message says.
+#: Files that are not to be trusted: what is put in place of the structure, and what the message
+#: says.
 FORGED = {
     "other format": (lambda header: header.update(format="other"), "`save` did not write it"),
     "newer version": (

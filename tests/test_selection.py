@@ -1,4 +1,7 @@
-"""Choosing landmarks: in blocks, by k-means++, from a stream; against one pivot at a time and dense algebra."""
+"""Choosing landmarks.
+
+In blocks, by k-means++, from a stream; against one pivot at a time and dense algebra.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -126,7 +129,9 @@ def test_blocks_keep_the_law_of_random_pivots(gram, pair):
 
 
 def test_residuals_of_all_points_from_pivots(monkeypatch):
-    """600 points in tiles of 128, of which the last overlaps, and pivots in groups of 8, of which the last is not filled."""
+    """600 points in tiles of 128, of which the last overlaps, and pivots in groups of 8, of which
+    the last is not filled.
+    """
     monkeypatch.setattr(_pivots, "_TILE", 128)
     monkeypatch.setattr(_pivots, "_GROUP", 8)
     index, count = jnp.asarray(RNG.permutation(N)[:24]), 19
@@ -146,7 +151,10 @@ def test_residuals_of_all_points_from_pivots(monkeypatch):
 
 
 def test_rejection_computes_residuals_when_many_are_refused(monkeypatch):
-    """A trace that falls by 10^8 over the pivots: proposals from the start would nearly all be refused."""
+    """A trace that falls by 10^8 over the pivots.
+
+    Proposals from the start would nearly all be refused.
+    """
     passes, residuals = [], _pivots._residuals
 
     def counted(sample, pivots):
@@ -363,7 +371,8 @@ def chunked(points, width):
 
 
 def test_a_stream_leaves_about_the_trace_of_a_choice_on_all_points():
-    # The distribution moves along the stream, so a choice from its beginning or its end would be poor.
+    # The distribution moves along the stream, so a choice from its beginning or its end would be
+    # poor.
     x = jnp.asarray(
         RNG.normal(size=(4000, 3)) + np.linspace(0, 10, 4000)[:, None] * np.asarray([1.0, 0, 0])
     )

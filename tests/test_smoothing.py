@@ -52,9 +52,7 @@ def numpy_smooth(ks, filt, beliefs, estimator, cleaning, clip, normalize):
     smoothed = [numpy_clean(beliefs[-1], False, 0.0, normalize)]
     for belief in beliefs[-2::-1]:
         joint = numpy_clean(forward @ belief, **cleaning)
-        ratio = numpy_ratio(
-            estimator, joint, ks(s_next, s_next), ks(s_next, points) @ smoothed[-1]
-        )
+        ratio = numpy_ratio(estimator, joint, ks(s_next, s_next), ks(s_next, points) @ smoothed[-1])
         ratio = np.maximum(ratio, 0) if clip else ratio
         smoothed.append(numpy_clean(belief * (forward.T @ ratio), False, 0.0, normalize))
     return np.stack(smoothed[::-1])

@@ -1,4 +1,7 @@
-"""The descent: what it finds, what it never returns, and that stopping it in between changes nothing."""
+"""The descent.
+
+What it finds, what it never returns, and that stopping it in between changes nothing.
+"""
 
 from typing import Any
 
@@ -45,7 +48,10 @@ def test_it_finds_the_minimum():
 
 
 def test_positive_parameters_move_by_their_logarithm():
-    """One step of plain gradient descent: h is multiplied by exp(-rate h dloss/dh), everything else moves by -rate dloss."""
+    """One step of plain gradient descent.
+
+    H is multiplied by exp(-rate h dloss/dh), everything else moves by -rate dloss.
+    """
     result = kbr.tune(
         quadratic, INITIAL, optax.sgd(0.1), steps=2, positive=lambda p: p["h"], record=True, **QUIET
     )
@@ -204,7 +210,10 @@ def test_line_searches_and_their_resumption(tmp_path, starts):
 
 
 def test_the_optimizer_sees_the_tree():
-    """Labels and masks by name: h descends, a stays where it is, and what is not tuned needs no label."""
+    """Labels and masks by name.
+
+    H descends, a stays where it is, and what is not tuned needs no label.
+    """
     parts = {"moved": optax.sgd(0.1), "still": optax.set_to_zero()}
     named = {"h": "moved", "a": "still"}
     for labels in (

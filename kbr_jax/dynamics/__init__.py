@@ -1,4 +1,7 @@
-"""Dynamics of distributions from samples of different times: extrapolation, its selection, classifiers of the future."""
+"""Dynamics of distributions from samples of different times.
+
+Extrapolation, its selection, classifiers of the future.
+"""
 
 from ._dynamics import DistributionDynamics as DistributionDynamics
 from ._dynamics import extrapolate as extrapolate

@@ -1,6 +1,9 @@
-r"""Extrapolating the dynamics of distributions (L15): ridge regression from each mean embedding to the next.
+r"""Extrapolating the dynamics of distributions (L15): ridge regression from each mean embedding to
+the
+next.
 
-Everything here is linear algebra on the T x T Gram matrix G of the embeddings; a prediction is a vector of T coefficients.
+Everything here is linear algebra on the T x T Gram matrix G of the embeddings; a prediction is a
+vector of T coefficients.
 """
 
 from typing import Any, Literal
@@ -18,10 +21,13 @@ from ._sets import SampleSequence, combine, embedding_gram, sampling_noise
 
 
 class DistributionDynamics(eqx.Module):
-    r"""The learned operator $\tilde A = \sum_{ts} \nu_t W_{ts} \hat\mu_s^*$ of T embeddings (L15 eq 4), made by `fit_dynamics`.
+    r"""The learned operator $\tilde A = \sum_{ts} \nu_t W_{ts} \hat\mu_s^*$ of T embeddings (L15 eq
+    4),
+    made by `fit_dynamics`.
 
     - `kernel`, `sets`: what was embedded. `gram`: `[T, T]`, $\langle \hat\mu_s, \hat\mu_t \rangle$.
-    - `coefficients`: W `[T - 1, T - 1]`. `intervals`: `[T - 1]`, the time from each set to the next; 1 with the form "next".
+    - `coefficients`: W `[T - 1, T - 1]`. `intervals`: `[T - 1]`, the time from each set to the
+      next; 1 with the form "next".
     - `form`: of the response $\nu_t$, "next" or "change".
     """
 
@@ -45,38 +51,45 @@ def fit_dynamics(
     form: Literal["next", "change"] = "next",
     block: int | None = None,
 ) -> DistributionDynamics:
-    r"""Learn how a distribution changes from one sample to the next, by vector-valued ridge regression (L15 eqs 3 and 4),
+    r"""Learn how a distribution changes from one sample to the next, by vector-valued ridge
+    regression
+    (L15 eqs 3 and 4),
 
     $$ \min_A \sum_{t=1}^{T-1} \gamma_t | \hat\mu_{t+1} - A \hat\mu_t |^2 + \lambda |A|^2, \qquad
        W = \Gamma^{1/2} (\Gamma^{1/2} K \Gamma^{1/2} + \lambda I)^{-1} \Gamma^{1/2}, $$
 
-    with the Gram matrix $K_{st} = \langle \hat\mu_s, \hat\mu_t \rangle$ of the first T - 1 embeddings.
+    with the Gram matrix $K_{st} = \langle \hat\mu_s, \hat\mu_t \rangle$ of the first T - 1
+    embeddings.
 
     **Arguments:**
 
     - `kernel`: of the points; `TensorProduct((kernel_x, Delta()))` for points with labels.
-    - `sets`: T >= 2 samples, from `sample_sequence`; or a `GaussianMixture` with a leading axis of T, for the limit of infinite
-      samples under a Gaussian kernel.
-    - `regularizer`: $\lambda \ge 0$, as printed: not multiplied by the number of steps. L15 takes 1 / n for samples of n points.
-      None takes the mean of `sampling_noise`, which is better in all of its settings, times the mean of $\Delta_t^2$, so that
-      no forecast depends on the unit of `times`; `rolling_origin_errors` chooses one where more than noise must be smoothed. 0
+    - `sets`: T >= 2 samples, from `sample_sequence`; or a `GaussianMixture` with a leading axis of
+      T, for the limit of infinite samples under a Gaussian kernel.
+    - `regularizer`: $\lambda \ge 0$, as printed: not multiplied by the number of steps. L15 takes 1
+      / n for samples of n points. None takes the mean of `sampling_noise`, which is better in all
+      of its settings, times the mean of $\Delta_t^2$, so that no forecast depends on the unit of
+      `times`; `rolling_origin_errors` chooses one where more than noise must be smoothed. 0
       interpolates, with the smallest A that does.
-    - `step_weights`: $\gamma_t \ge 0$ `[T - 1]`, of the step from set t to t + 1; 1 by default. For L15's $\rho^{-t}$ see
-      `recency_weights`; `jnp.sqrt(sets.sizes[1:])` weighs by size.
-    - `times`: `[T]`, increasing, of the samples; equal steps of 1 by default. Unequal ones need the form "change".
-    - `form`: "next", the paper's; or "change", which regresses the rate of change,
-      $(\hat\mu_{t+1} - \hat\mu_t) / \Delta_t \approx B \hat\mu_t$ with weights $\gamma_t \Delta_t^2$: steps may be unequal, and a large
-      regularizer predicts the last set, not 0.
+    - `step_weights`: $\gamma_t \ge 0$ `[T - 1]`, of the step from set t to t + 1; 1 by default. For
+      L15's $\rho^{-t}$ see `recency_weights`; `jnp.sqrt(sets.sizes[1:])` weighs by size.
+    - `times`: `[T]`, increasing, of the samples; equal steps of 1 by default. Unequal ones need the
+      form "change".
+    - `form`: "next", the paper's; or "change", which regresses the rate of change, $(\hat\mu_{t+1}
+      - \hat\mu_t) / \Delta_t \approx B \hat\mu_t$ with weights $\gamma_t \Delta_t^2$: steps may be
+      unequal, and a large regularizer predicts the last set, not 0.
 
     **Returns:** a `DistributionDynamics`. Cost O(T^2 n^2 d + T^3).
 
-    **Raises:** `ValueError` for fewer than two sets, a negative regularizer, step weights or times of a wrong length or order.
+    **Raises:** `ValueError` for fewer than two sets, a negative regularizer, step weights or times
+    of a wrong length or order.
     """
     kernel = as_kernel(kernel)
     count = _length(sets)
     if count < 2:
         raise ValueError(
-            f"`sets` holds {count} sample; dynamics need at least two, one step from each to the next."
+            f"`sets` holds {count} sample; dynamics need at least two, one step from each to the "
+            f"next."
         )
     form = as_form(form)
     gram = embedding_gram(kernel, sets, block=block)
@@ -115,7 +128,8 @@ def as_step_weights(
     )
     if gammas.shape != (count - 1,):
         raise ValueError(
-            f"`step_weights` has shape {gammas.shape}; {count} sets have {count - 1} steps, one weight each."
+            f"`step_weights` has shape {gammas.shape}; {count} sets have {count - 1} steps, one "
+            f"weight each."
         )
     return gammas.astype(gram.dtype)
 
@@ -131,7 +145,8 @@ def _length(sets: SampleSequence | GaussianMixture) -> int:
     leading = sets.weights if isinstance(sets, SampleSequence) else sets.shares
     if leading.ndim != 2:
         raise ValueError(
-            f"`sets` must be one sequence, [T, ...]; this one has shape {leading.shape}. Use `vmap` for several."
+            f"`sets` must be one sequence, [T, ...]; this one has shape {leading.shape}. Use "
+            f"`vmap` for several."
         )
     return leading.shape[0]
 
@@ -161,7 +176,8 @@ def coefficient_matrix(
     root = safe_sqrt(gammas) * intervals
     identity = jnp.eye(root.shape[0], dtype=gram.dtype)
     scaled = root[:, None] * gram[:-1, :-1] * root[None, :] + ridge * identity
-    # The pseudo-inverse is what the limit of lambda to 0 means where embeddings are linearly dependent.
+    # The pseudo-inverse is what the limit of lambda to 0 means where embeddings are linearly
+    # dependent.
     cutoff = 10 * root.shape[0] * jnp.finfo(gram.dtype).eps
     inverse = jnp.linalg.pinv(scaled, rtol=cutoff, hermitian=True)
     return root[:, None] * (inverse + inverse.T) / 2 * root[None, :]
@@ -173,7 +189,9 @@ def advance(
     c: Float[Array, " T"],
     length: Float[Array, ""],
 ) -> Float[Array, " T"]:
-    """Coefficients of the operator with coefficients `matrix`, applied to sum_t c_t mu_t over a time `length`."""
+    """Coefficients of the operator with coefficients `matrix`, applied to sum_t c_t mu_t over a
+    time `length`.
+    """
     rates = matmul(matrix, matmul(model.gram[:-1], c))
     shifted = jnp.concatenate([jnp.zeros(1, c.dtype), rates / model.intervals])
     return shifted if model.form == "next" else c + length * (shifted - jnp.roll(shifted, -1))
@@ -186,14 +204,19 @@ def forecast(
     length: ArrayLike | None = None,
     start: ArrayLike | None = None,
 ) -> Float[Array, "steps T"]:
-    r"""Coefficients $\beta^{(k)}$ of the predictions 1, ..., `steps` k steps ahead, $\tilde\mu = \sum_t \beta_t \hat\mu_t$ (L15 eq 5).
+    r"""Coefficients $\beta^{(k)}$ of the predictions 1, ..., `steps` k steps ahead, $\tilde\mu =
+    \sum_t
+    \beta_t \hat\mu_t$ (L15 eq 5).
 
-    With the form "next", $\beta^{(k)} = (W C)^k e_T$ with $C_{st} = \langle \hat\mu_s, \hat\mu_{t+1} \rangle$, and the first is 0.
+    With the form "next", $\beta^{(k)} = (W C)^k e_T$ with $C_{st} = \langle \hat\mu_s,
+    \hat\mu_{t+1} \rangle$, and the first is 0.
 
-    **Arguments:** `steps` (static); `length` of a step in the units of `times`, by default the mean interval (form "change"
-    only); `start` `[T]`, coefficients of the embedding to start from, by default the last set.
+    **Arguments:** `steps` (static); `length` of a step in the units of `times`, by default the mean
+    interval (form "change" only); `start` `[T]`, coefficients of the embedding to start from, by
+    default the last set.
 
-    **Returns:** `[steps, T]`. They need not sum to 1: mass is lost as lambda grows; see `normalize`. Cost O(steps T^2).
+    **Returns:** `[steps, T]`. They need not sum to 1: mass is lost as lambda grows; see
+    `normalize`. Cost O(steps T^2).
     """
     steps = as_count(steps, "steps")
     count, dtype = model.gram.shape[0], model.gram.dtype
@@ -226,13 +249,15 @@ def extrapolate(
     length: ArrayLike | None = None,
     normalize: bool = False,
 ) -> Embedding | GaussianMixture:
-    r"""The predicted distribution $\tilde\mu_{T + k} = \tilde A^k \hat\mu_T$, `steps` k steps ahead (L15 eqs 5 and 8, algorithm 1).
+    r"""The predicted distribution $\tilde\mu_{T + k} = \tilde A^k \hat\mu_T$, `steps` k steps ahead
+    (L15 eqs 5 and 8, algorithm 1).
 
-    **Arguments:** as `forecast`; `normalize` divides by the sum of the coefficients, which restores lost mass before
-    herding (guarded as the function `normalize`).
+    **Arguments:** as `forecast`; `normalize` divides by the sum of the coefficients, which restores
+    lost mass before herding (guarded as the function `normalize`).
 
-    **Returns:** an `Embedding` of all points with signed weights $c_t w_{ti}$; a `GaussianMixture` if the model has mixtures.
-    For several horizons: `jax.vmap(lambda c: combine(kernel, sets, c))(forecast(model, steps))`.
+    **Returns:** an `Embedding` of all points with signed weights $c_t w_{ti}$; a `GaussianMixture`
+    if the model has mixtures. For several horizons: `jax.vmap(lambda c: combine(kernel, sets,
+    c))(forecast(model, steps))`.
     """
     c = forecast(model, steps, length=length)[-1]
     if normalize:
@@ -247,8 +272,9 @@ def extrapolate(
 
 
 def recency_weights(count: int, decay: ArrayLike) -> Float[Array, " t"]:
-    r"""L15's step weights $\rho^{-t}$ (section 2.2) for `count` sets, `[count - 1]`, divided by their mean so that one regularizer
-    serves every decay $0 < \rho \le 1$; the last step weighs most.
+    r"""L15's step weights $\rho^{-t}$ (section 2.2) for `count` sets, `[count - 1]`, divided by
+    their
+    mean so that one regularizer serves every decay $0 < \rho \le 1$; the last step weighs most.
     """
     count = as_count(count, "count")
     if count < 2:

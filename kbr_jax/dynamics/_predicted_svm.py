@@ -1,10 +1,14 @@
-r"""Classifiers of a predicted distribution (PredSVM, L15 section 5): training points with weights of any sign.
+r"""Classifiers of a predicted distribution (PredSVM, L15 section 5): training points with weights
+of
+any sign.
 
-A negative weight is a positive one of the other label, $\ell(y, \bar y) = 1 - \ell(-y, \bar y)$, so that
+A negative weight is a positive one of the other label, $\ell(y, \bar y) = 1 - \ell(-y, \bar y)$, so
+that
 
 $$ \tfrac12 |w|^2 + C \sum_i |\beta_i| \, \ell(\operatorname{sign}(\beta_i) y_i, f(x_i)) $$
 
-is convex for a convex loss (L15 eqs 11 and 12). Several classes are told apart one against the rest.
+is convex for a convex loss (L15 eqs 11 and 12). Several classes are told apart one against the
+rest.
 """
 
 from typing import Any
@@ -27,11 +31,15 @@ _NEWTON_STEPS = 50
 def flip_labels(
     labels: ArrayLike, weights: ArrayLike
 ) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
-    r"""Labels $\operatorname{sign}(\beta_i) y_i$ and weights $|\beta_i|$ of an equivalent problem with weights >= 0 (L15 eq 12).
+    r"""Labels $\operatorname{sign}(\beta_i) y_i$ and weights $|\beta_i|$ of an equivalent problem
+    with
+    weights >= 0 (L15 eq 12).
 
-    **Arguments:** `labels` `[n]` in {-1, 1}; `weights` `[n]` of any sign, those of a predicted embedding, $\beta_t / n_t$.
+    **Arguments:** `labels` `[n]` in {-1, 1}; `weights` `[n]` of any sign, those of a predicted
+    embedding, $\beta_t / n_t$.
 
-    The weighted 0/1 loss changes by the constant $\sum_{\beta_i < 0} \beta_i$. **Raises:** `ValueError` for other labels.
+    The weighted 0/1 loss changes by the constant $\sum_{\beta_i < 0} \beta_i$. **Raises:**
+    `ValueError` for other labels.
     """
     labels = jnp.asarray(labels)
     if is_concrete(labels) and not np.all(np.abs(np.asarray(labels)) == 1):
@@ -45,11 +53,15 @@ def flip_labels(
 
 
 class PredictedSVM(eqx.Module):
-    r"""Squared-hinge classifier $f(x) = \langle w, \psi(x) \rangle + b$ of a predicted distribution, made by `fit_predicted_svm`.
+    r"""Squared-hinge classifier $f(x) = \langle w, \psi(x) \rangle + b$ of a predicted
+    distribution,
+    made by `fit_predicted_svm`.
 
-    - `features`: $\psi$, None for linear ones. `coefficients`: w `[c, r]`; `intercepts`: b `[c]`, with c = 1 for two classes.
-    - `classes`: the labels, `[2]` (the second is the positive one) or `[c]`. `converged`: False where Newton's method was
-      stopped before the points inside the margin had settled; the result then carries no gradient.
+    - `features`: $\psi$, None for linear ones. `coefficients`: w `[c, r]`; `intercepts`: b `[c]`,
+      with c = 1 for two classes.
+    - `classes`: the labels, `[2]` (the second is the positive one) or `[c]`. `converged`: False
+      where Newton's method was stopped before the points inside the margin had settled; the result
+      then carries no gradient.
     """
 
     features: AbstractFeatureMap | None
@@ -64,7 +76,8 @@ def _codes(features: AbstractFeatureMap | None, x: Points) -> Float[Array, "n r"
         return features.coordinates(x)
     if not isinstance(x, jax.Array) or not jnp.issubdtype(x.dtype, jnp.floating):
         raise ValueError(
-            "Linear features need points that are one real array [n, ...]; give a `kernel` for others."
+            "Linear features need points that are one real array [n, ...]; give a `kernel` for "
+            "others."
         )
     return x.reshape(x.shape[0], -1)
 
@@ -80,27 +93,32 @@ def fit_predicted_svm(
     classes: ArrayLike | None = None,
     intercept: bool = True,
 ) -> PredictedSVM:
-    r"""Train on weighted points of any sign: for each class, with labels y = 1 in it and -1 outside,
+    r"""Train on weighted points of any sign: for each class, with labels y = 1 in it and -1
+    outside,
 
     $$ \min_{w, b} \tfrac12 |w|^2 + C \sum_i |\beta_i| \max(0, 1 - \bar y_i f(x_i))^2, \qquad
        \bar y_i = \operatorname{sign}(\beta_i) y_i, \quad f(x) = \langle w, \psi(x) \rangle + b, $$
 
-    L15 eq 12 with the squared hinge, which makes the result differentiable in x, weights, penalty and kernel. Newton's method
-    finds the points inside the margin, without a gradient; one linear solve with them gives result and gradient.
+    L15 eq 12 with the squared hinge, which makes the result differentiable in x, weights, penalty
+    and kernel. Newton's method finds the points inside the margin, without a gradient; one linear
+    solve with them gives result and gradient.
 
     **Arguments:**
 
-    - `x`, `labels`, `weights`: n points, their classes `[n]`, and weights `[n]`: points and weights of a predicted embedding.
-      With points that are pairs (x, y), `x, labels = prediction.points`.
-    - `penalty`: C > 0. The weights sum to about 1: C here is C n where the loss is summed over n points.
-    - `kernel`: None for linear features of real points. `landmarks`: of the kernel's features, as for `fit_conditional`; by
-      default all points.
-    - `classes`: `[c]` distinct labels, needed under `jit` (static length); by default those that occur.
+    - `x`, `labels`, `weights`: n points, their classes `[n]`, and weights `[n]`: points and weights
+      of a predicted embedding. With points that are pairs (x, y), `x, labels = prediction.points`.
+    - `penalty`: C > 0. The weights sum to about 1: C here is C n where the loss is summed over n
+      points.
+    - `kernel`: None for linear features of real points. `landmarks`: of the kernel's features, as
+      for `fit_conditional`; by default all points.
+    - `classes`: `[c]` distinct labels, needed under `jit` (static length); by default those that
+      occur.
     - `intercept`: whether there is a b (not penalized).
 
     **Returns:** a `PredictedSVM`. Cost O(c (n r^2 + r^3)) a Newton step.
 
-    **Raises:** `ValueError` for unpaired arguments, a penalty <= 0, fewer than two classes, or conjugate gradients as features.
+    **Raises:** `ValueError` for unpaired arguments, a penalty <= 0, fewer than two classes, or
+    conjugate gradients as features.
     """
     x = as_points(x, "x")
     labels = jnp.asarray(labels)
@@ -112,7 +130,8 @@ def fit_predicted_svm(
         features = fit_features(kernel, x, given_landmarks(x) if landmarks is None else landmarks)
     if features is not None and not isinstance(features, AbstractFeatureMap):
         raise ValueError(
-            "A classifier needs explicit features: `landmarks` as a rank, `Landmarks` or `RandomFourier`."
+            "A classifier needs explicit features: `landmarks` as a rank, `Landmarks` or "
+            "`RandomFourier`."
         )
     coordinates = _codes(features, x).astype(weights.dtype)
     if intercept:
@@ -149,9 +168,12 @@ def _fit(coordinates, targets, loss_weights, intercept: bool):
 
 
 def _squared_hinge(coordinates: Float[Array, "n r"], y, scale, intercept: bool):
-    """Minimum of |w|^2 / 2 + sum_i s_i max(0, 1 - y_i f_i)^2, and whether the points inside the margin have settled."""
+    """Minimum of |w|^2 / 2 + sum_i s_i max(0, 1 - y_i f_i)^2, and whether the points inside the
+    margin have settled.
+    """
     free = jnp.zeros(coordinates.shape[1], coordinates.dtype)
-    # The intercept is not penalized; a trace keeps the system definite where no point is inside the margin.
+    # The intercept is not penalized; a trace keeps the system definite where no point is inside the
+    # margin.
     ridge = jnp.ones_like(free).at[-1].set(1e-6 if intercept else 1)
 
     def minimum(coordinates, y, scale, inside):
@@ -173,8 +195,8 @@ def _squared_hinge(coordinates: Float[Array, "n r"], y, scale, intercept: bool):
     def step(carry):
         w, inside, _, count = carry
         full = minimum(*fixed, inside)
-        # The full step is the minimum where it has those points inside its margin that it was solved for. A damped step that
-        # leaves them as they were is not.
+        # The full step is the minimum where it has those points inside its margin that it was
+        # solved for. A damped step that leaves them as they were is not.
         settled = jnp.all(inside_margin(full) == inside)
         trials = w + shares[:, None] * (full - w)
         w = jnp.where(settled, full, trials[jnp.argmin(jax.vmap(objective)(trials))])
@@ -186,17 +208,24 @@ def _squared_hinge(coordinates: Float[Array, "n r"], y, scale, intercept: bool):
 
 
 def decision_values(svm: PredictedSVM, x: Points) -> Float[Array, "n c"]:
-    """The value f of each class at points `[n, ...]`; one column for two classes, positive for the second. Cost O(n r (d + c))."""
+    """The value f of each class at points `[n, ...]`.
+
+    One column for two classes, positive for the second. Cost O(n r (d + c)).
+    """
     coordinates = _codes(svm.features, as_points(x, "x")).astype(svm.coefficients.dtype)
     if coordinates.shape[1] != svm.coefficients.shape[1]:
         raise ValueError(
-            f"`x` has {coordinates.shape[1]} features, the classifier {svm.coefficients.shape[1]}; they must agree."
+            f"`x` has {coordinates.shape[1]} features, the classifier {svm.coefficients.shape[1]}; "
+            f"they must agree."
         )
     return matmul(coordinates, svm.coefficients.T) + svm.intercepts
 
 
 def classify(svm: PredictedSVM, x: Points) -> Array:
-    """The class `[n]` of largest decision value at points `[n, ...]`. Cost and errors as `decision_values`."""
+    """The class `[n]` of largest decision value at points `[n, ...]`.
+
+    Cost and errors as `decision_values`.
+    """
     values = decision_values(svm, x)
     index = (values[:, 0] > 0).astype(int) if values.shape[1] == 1 else jnp.argmax(values, axis=1)
     return svm.classes[index]

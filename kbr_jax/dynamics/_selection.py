@@ -1,4 +1,7 @@
-r"""How well learned dynamics predict steps that were observed: what regularizers, weights and bandwidths are chosen by."""
+r"""How well learned dynamics predict steps that were observed.
+
+What regularizers, weights and bandwidths are chosen by.
+"""
 
 from typing import Any, Literal
 
@@ -24,13 +27,16 @@ def refit_dynamics(
     step_weights: ArrayLike | None = None,
     form: Literal["next", "change"] | None = None,
 ) -> DistributionDynamics:
-    """The same dynamics with another regularizer, step weights or form, in O(T^3): the Gram matrix of the sets is kept.
+    """The same dynamics with another regularizer, step weights or form, in O(T^3): the Gram matrix
+    of
+    the sets is kept.
 
-    What is None stays as it is: a regularizer too, also where the form changes from "change", whose regularizer is in squared
-    units of time. The form "next" forgets the times, and counts steps as 1.
+    What is None stays as it is: a regularizer too, also where the form changes from "change", whose
+    regularizer is in squared units of time. The form "next" forgets the times, and counts steps as
+    1.
 
-    **Raises:** `ValueError` as `fit_dynamics`; for the form "next", where the steps of the times are not equal (if they are traced,
-    they are not looked at).
+    **Raises:** `ValueError` as `fit_dynamics`; for the form "next", where the steps of the times
+    are not equal (if they are traced, they are not looked at).
     """
     gram = model.gram
     ridge = model.regularizer
@@ -84,12 +90,15 @@ def _squares(residuals: Float[Array, "m T"], gram: Float[Array, "T T"]) -> Float
 def leave_one_out_errors(model: DistributionDynamics, *, kernel: Any = None) -> Float[Array, " t"]:
     r"""Squared errors of predicting each step from all other steps, without refitting,
 
-    $$ |e_t|^2 = \sum_{su} V_{ts} V_{tu} \langle \nu_s, \nu_u \rangle, \qquad V = \operatorname{diag}(W)^{-1} W, $$
+    $$ |e_t|^2 = \sum_{su} V_{ts} V_{tu} \langle \nu_s, \nu_u \rangle, \qquad V =
+       \operatorname{diag}(W)^{-1} W, $$
 
-    with the responses $\nu_s = \hat\mu_{s+1}$ (or the changes): exactly what refits without step t would give.
+    with the responses $\nu_s = \hat\mu_{s+1}$ (or the changes): exactly what refits without step t
+    would give.
 
-    **Arguments:** `kernel` whose RKHS measures the error, by default the model's own. Choose bandwidths by `rolling_origin_errors`:
-    leave-one-out is unsafe for bandwidth and regularizer together.
+    **Arguments:** `kernel` whose RKHS measures the error, by default the model's own. Choose
+    bandwidths by `rolling_origin_errors`: leave-one-out is unsafe for bandwidth and regularizer
+    together.
 
     **Returns:** `[T - 1]`. Cost O(T^3).
     """
@@ -100,7 +109,9 @@ def leave_one_out_errors(model: DistributionDynamics, *, kernel: Any = None) -> 
 
 
 def left_out_predictions(model: DistributionDynamics) -> Float[Array, "t T"]:
-    """Coefficients of the prediction of each set from the one before it, by the operator learned from all other steps."""
+    """Coefficients of the prediction of each set from the one before it, by the operator learned
+    from all other steps.
+    """
     count = model.gram.shape[0]
     matrix, identity = model.coefficients, jnp.eye(count - 1, dtype=model.gram.dtype)
     diagonal = jnp.diagonal(matrix)
@@ -119,24 +130,28 @@ def left_out_predictions(model: DistributionDynamics) -> Float[Array, "t T"]:
 def rolling_origin_errors(
     model: DistributionDynamics, *, first: int = 2, steps: int = 1, kernel: Any = None
 ) -> Float[Array, " m"]:
-    r"""Squared errors of predicting each set from those before it: $|\tilde\mu_{t + k} - \hat\mu_{t + k}|^2$ where the operator was
-    learned from sets 1 to t, for t = `first`, ..., T - k.
+    r"""Squared errors of predicting each set from those before it: $|\tilde\mu_{t + k} - \hat\mu_{t
+    +
+    k}|^2$ where the operator was learned from sets 1 to t, for t = `first`, ..., T - k.
 
-    Its mean is what to choose the regularizer, step weights and bandwidth by (with a fixed `kernel` for the bandwidth):
+    Its mean is what to choose the regularizer, step weights and bandwidth by (with a fixed `kernel`
+    for the bandwidth):
 
-        loss = lambda p: jnp.mean(kbr.rolling_origin_errors(kbr.refit_dynamics(model, regularizer=p)))
-        kbr.grid_search(loss, jnp.logspace(-4, 0, 20)).parameters
+        loss = lambda p: jnp.mean(kbr.rolling_origin_errors(kbr.refit_dynamics(model,
+        regularizer=p))) kbr.grid_search(loss, jnp.logspace(-4, 0, 20)).parameters
 
-    **Arguments:** `first`, sets to learn from at least, >= 2, and `steps` ahead k (both static); `kernel` whose RKHS measures the
-    error, by default the model's own.
+    **Arguments:** `first`, sets to learn from at least, >= 2, and `steps` ahead k (both static);
+    `kernel` whose RKHS measures the error, by default the model's own.
 
-    **Returns:** `[T - k - first + 1]`. Cost O(T^4), of small matrices. **Raises:** `ValueError` if no set is left to predict.
+    **Returns:** `[T - k - first + 1]`. Cost O(T^4), of small matrices. **Raises:** `ValueError` if
+    no set is left to predict.
     """
     count = model.gram.shape[0]
     first, steps = as_count(first, "first"), as_count(steps, "steps")
     if first < 2 or first + steps > count:
         raise ValueError(
-            f"`first` = {first} and `steps` = {steps} leave nothing to predict in {count} sets; `first` is at least 2, and "
+            f"`first` = {first} and `steps` = {steps} leave nothing to predict in {count} sets; "
+            f"`first` is at least 2, and "
             "`first` + `steps` at most the number of sets."
         )
     targets = jnp.eye(count, dtype=model.gram.dtype)[first - 1 + steps :]
@@ -144,7 +159,9 @@ def rolling_origin_errors(
 
 
 def forward_predictions(model: DistributionDynamics, first: int, steps: int) -> Float[Array, "m T"]:
-    """Coefficients of the predictions of sets `first` + `steps`, ..., T, each by the operator learned up to `steps` sets before it."""
+    """Coefficients of the predictions of sets `first` + `steps`, ..., T, each by the operator
+    learned up to `steps` sets before it.
+    """
     count, dtype = model.gram.shape[0], model.gram.dtype
 
     def predict(last):  # the index of the last set that is known

@@ -26,12 +26,14 @@ from .._typing import Array, ArrayLike, Float, Points
 from ..embedding import Embedding, GaussianMixture, inner_mixtures
 from ..kernels import AbstractKernel, as_kernel
 
-#: Entries of the Gram matrices that are formed at a time by default: 16 MiB in float64, which a last-level cache holds.
+#: Entries of the Gram matrices that are formed at a time by default: 16 MiB in float64, which a
+#: last-level cache holds.
 _BLOCK_ENTRIES = 2**21
 
 
 class SampleSequence(eqx.Module):
-    r"""T samples $S_t = \{z^t_1, \dots, z^t_{n_t}\}$, with embeddings $\hat\mu_t = \sum_i w_{ti} k(z^t_i, \cdot)$ (L15 eq 2).
+    r"""T samples $S_t = \{z^t_1, \dots, z^t_{n_t}\}$, with embeddings $\hat\mu_t = \sum_i w_{ti}
+    k(z^t_i, \cdot)$ (L15 eq 2).
 
     - `points`: `[T, n, ...]`, shorter samples padded with copies of their last point.
     - `weights`: `[T, n]`, $1 / n_t$ by default and 0 on the padding.
@@ -56,15 +58,16 @@ def sample_sequence(
 
     **Arguments:**
 
-    - `sets`: a list or tuple of samples `[n_t, ...]` (each an array, or a tuple of arrays: vectors and their labels), or T
-      samples of one size already stacked, an array `[T, n, ...]`.
-    - `weights` `[T, n]`, of any sign; uniform by default. `mask` `[T, n]`, False for padding; for stacked samples only. A set that a
-      traced mask leaves empty has the embedding 0 and no noise: give the steps from and to it the step weight 0.
+    - `sets`: a list or tuple of samples `[n_t, ...]` (each an array, or a tuple of arrays: vectors
+      and their labels), or T samples of one size already stacked, an array `[T, n, ...]`.
+    - `weights` `[T, n]`, of any sign; uniform by default. `mask` `[T, n]`, False for padding; for
+      stacked samples only. A set that a traced mask leaves empty has the embedding 0 and no noise:
+      give the steps from and to it the step weight 0.
 
     Memory is T times the largest sample: put very uneven ones in several sequences.
 
-    **Raises:** `ValueError` for an empty sequence, an empty (or fully masked) or non-finite sample, or samples of different kinds of
-    point.
+    **Raises:** `ValueError` for an empty sequence, an empty (or fully masked) or non-finite sample,
+    or samples of different kinds of point.
     """
     if not isinstance(sets, (list, tuple)):
         return _stacked(sets, weights, mask)
@@ -90,7 +93,8 @@ def _stacked(points: Points, weights: ArrayLike | None, mask: ArrayLike | None) 
     shape = leaves[0].shape[:2]
     if any(leaf.ndim < 2 or leaf.shape[:2] != shape for leaf in leaves) or shape[1] == 0:
         raise ValueError(
-            "Stacked `sets` need the shape [T, n, ...] with n >= 1 in every part; pass a list of samples if their sizes differ."
+            "Stacked `sets` need the shape [T, n, ...] with n >= 1 in every part; pass a list of "
+            "samples if their sizes differ."
         )
     dtype = jnp.result_type(
         *[leaf.dtype for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)] or [float]
@@ -99,7 +103,8 @@ def _stacked(points: Points, weights: ArrayLike | None, mask: ArrayLike | None) 
     if is_concrete(present) and not np.all(np.any(np.asarray(present), axis=1)):
         empty = np.flatnonzero(~np.any(np.asarray(present), axis=1)).tolist()
         raise ValueError(
-            f"`mask` leaves no point of the sets {empty}; drop them: the `times` of `fit_dynamics` allow for gaps."
+            f"`mask` leaves no point of the sets {empty}; drop them: the `times` of `fit_dynamics` "
+            f"allow for gaps."
         )
     if weights is None:
         counts = jnp.sum(present, axis=1, keepdims=True).astype(dtype)
@@ -115,12 +120,16 @@ def _stacked(points: Points, weights: ArrayLike | None, mask: ArrayLike | None) 
 
 
 def combine(kernel: Any, sets: SampleSequence, coefficients: ArrayLike) -> Embedding:
-    r"""$\sum_t c_t \hat\mu_t$ as one embedding of all points (L15 eqs 5 and 8), coefficients `[T]` of any sign.
+    r"""$\sum_t c_t \hat\mu_t$ as one embedding of all points (L15 eqs 5 and 8), coefficients `[T]`
+    of
+    any sign.
 
-    The baselines of L15: `[0, ..., 0, 1]` is the last set, `sets.sizes / sets.sizes.sum()` all sets together.
+    The baselines of L15: `[0, ..., 0, 1]` is the last set, `sets.sizes / sets.sizes.sum()` all sets
+    together.
 
-    **Returns:** an `Embedding` on T n points, weights $c_t w_{ti}$ `[..., T n]`. Cost O(T n). **Raises:** `ValueError` for
-    coefficients of another number, or points outside the kernel's domain.
+    **Returns:** an `Embedding` on T n points, weights $c_t w_{ti}$ `[..., T n]`. Cost O(T n).
+    **Raises:** `ValueError` for coefficients of another number, or points outside the kernel's
+    domain.
     """
     kernel = as_kernel(kernel)
     count = sets.weights.shape[0]
@@ -138,16 +147,20 @@ def embedding_gram(
     *,
     block: int | None = None,
 ) -> Float[Array, "S T"]:
-    r"""Inner products of embedded samples, $G_{st} = \sum_{ij} w_{si} w'_{tj} k(z^s_i, z'^t_j)$ (L15, below eq 5).
+    r"""Inner products of embedded samples, $G_{st} = \sum_{ij} w_{si} w'_{tj} k(z^s_i, z'^t_j)$
+    (L15,
+    below eq 5).
 
     **Arguments:**
 
-    - `kernel`: of the points. `sets`, `others`: S and T samples; `others` None for the sets with themselves, each pair once.
-      Or `GaussianMixture`s with a leading axis, in closed form: samples of infinite size.
-    - `block`: pairs of sets whose Gram matrices are formed at a time (static), by default about 2^21 / (n m).
+    - `kernel`: of the points. `sets`, `others`: S and T samples; `others` None for the sets with
+      themselves, each pair once. Or `GaussianMixture`s with a leading axis, in closed form: samples
+      of infinite size.
+    - `block`: pairs of sets whose Gram matrices are formed at a time (static), by default about
+      2^21 / (n m).
 
-    **Returns:** `[S, T]`. Cost O(S T n m d), half for one sequence; memory O(n m) beside the sets; the gradient forms each
-    block once more, in the same memory.
+    **Returns:** `[S, T]`. Cost O(S T n m d), half for one sequence; memory O(n m) beside the sets;
+    the gradient forms each block once more, in the same memory.
 
     **Raises:** `ValueError` if the points differ in kind or are not of the kernel's domain.
     """
@@ -198,12 +211,13 @@ def _products(
 def sampling_noise(
     kernel: Any, sets: SampleSequence, *, squared_norms: Float[Array, " T"] | None = None
 ) -> Float[Array, " T"]:
-    r"""Expected squared distance of each embedding from that of its distribution, $E |\hat\mu_t - \mu_t|^2$, estimated without bias:
-    $(\frac1n \sum_i k(z_i, z_i) - |\hat\mu_t|^2) / (n - 1)$ for n points of equal weight (0 for one point, or
-    for a mass of 0).
+    r"""Expected squared distance of each embedding from that of its distribution, $E |\hat\mu_t -
+    \mu_t|^2$, estimated without bias: $(\frac1n \sum_i k(z_i, z_i) - |\hat\mu_t|^2) / (n - 1)$ for
+    n points of equal weight (0 for one point, or for a mass of 0).
 
-    With weights of sum s, $v = \sum_i w_i^2 / s^2$ takes the place of 1 / n. **Arguments:** `squared_norms` `[T]` of the embeddings,
-    the diagonal of `embedding_gram`, if known. **Returns:** `[T]`. Cost O(T n^2 d), or O(T n d) with the norms.
+    With weights of sum s, $v = \sum_i w_i^2 / s^2$ takes the place of 1 / n. **Arguments:**
+    `squared_norms` `[T]` of the embeddings, the diagonal of `embedding_gram`, if known.
+    **Returns:** `[T]`. Cost O(T n^2 d), or O(T n d) with the norms.
     """
     kernel = as_kernel(kernel)
     weights = sets.weights

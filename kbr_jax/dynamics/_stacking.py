@@ -1,4 +1,7 @@
-"""A forecast without parameters to choose: many learned dynamics, combined by how their errors on observed steps cancel."""
+"""A forecast without parameters to choose.
+
+Many learned dynamics, combined by how their errors on observed steps cancel.
+"""
 
 from collections.abc import Sequence
 
@@ -26,9 +29,9 @@ _DESCENT_STEPS = 1000
 
 
 class Stacked(eqx.Module):
-    r"""What `stacked_forecast` found: `coefficients` `[T]` of the prediction for `combine`, and the shares of its candidates:
-    `shares` `[3, m]` of the form "next", the same with its mass restored, and the form "change", by regularizer; and the
-    share of the straight line, `line`.
+    r"""What `stacked_forecast` found: `coefficients` `[T]` of the prediction for `combine`, and the
+    shares of its candidates: `shares` `[3, m]` of the form "next", the same with its mass restored,
+    and the form "change", by regularizer; and the share of the straight line, `line`.
     """
 
     coefficients: Float[Array, " T"]
@@ -39,30 +42,39 @@ class Stacked(eqx.Module):
 def stacked_forecast(
     model: DistributionDynamics, *, factors: Sequence[float] | ArrayLike = _FACTORS
 ) -> Stacked:
-    r"""A one-step prediction that needs no regularizer: a convex combination of the predictions of many (stacking; Wolpert 1992).
+    r"""A one-step prediction that needs no regularizer: a convex combination of the predictions of
+    many
+    (stacking; Wolpert 1992).
 
-    Candidates are both forms of `fit_dynamics`, "next" with and without its mass restored, with regularizers $f \sigma^2$ for the mean
-    `sampling_noise` $\sigma^2$ of the embeddings (for "change" times the mean of $\Delta_t^2$, as in `fit_dynamics`); and the straight
-    line $a + b t$ through the embeddings by least squares, which a mixture follows whose shares drift evenly. Their shares $\pi$
-    minimize the squared RKHS error of the combination on steps that were observed, each predicted without being known,
+    Candidates are both forms of `fit_dynamics`, "next" with and without its mass restored, with
+    regularizers $f \sigma^2$ for the mean `sampling_noise` $\sigma^2$ of the embeddings (for
+    "change" times the mean of $\Delta_t^2$, as in `fit_dynamics`); and the straight line $a + b t$
+    through the embeddings by least squares, which a mixture follows whose shares drift evenly.
+    Their shares $\pi$ minimize the squared RKHS error of the combination on steps that were
+    observed, each predicted without being known,
 
-    $$ \min_{\pi \ge 0, \sum_c \pi_c = 1} \operatorname{mean}_{t, \text{left out}} | \sum_c \pi_c e_{ct} |^2
+    $$ \min_{\pi \ge 0, \sum_c \pi_c = 1} \operatorname{mean}_{t, \text{left out}} | \sum_c \pi_c
+       e_{ct} |^2
        + \operatorname{mean}_{t, \text{ahead}} | \sum_c \pi_c e_{ct} |^2 + \sigma^2 |\pi|^2, $$
 
-    all steps but the first left out in turn, and the sets from half of the sequence on predicted from those before. Where "next",
-    which shrinks to 0, and "change", which shrinks to the last set, err to opposite sides, their errors cancel.
+    all steps but the first left out in turn, and the sets from half of the sequence on predicted
+    from those before. Where "next", which shrinks to 0, and "change", which shrinks to the last
+    set, err to opposite sides, their errors cancel.
 
-    **Arguments:** `model`, whose Gram matrix is used, with step weights and times (its form and regularizer are not). "next" takes
-    unequal steps as equal; its errors on those observed show what that costs. `factors` f `[m]`.
+    **Arguments:** `model`, whose Gram matrix is used, with step weights and times (its form and
+    regularizer are not). "next" takes unequal steps as equal; its errors on those observed show
+    what that costs. `factors` f `[m]`.
 
-    **Returns:** a `Stacked`. Cost O(m T^4) and a descent of O(m^2) steps; no gradient flows through the shares.
+    **Returns:** a `Stacked`. Cost O(m T^4) and a descent of O(m^2) steps; no gradient flows through
+    the shares.
 
     **Raises:** `ValueError` for fewer than four sets, or infinite samples, which have no noise.
     """
     count = model.gram.shape[0]
     if count < 4 or isinstance(model.sets, GaussianMixture):
         raise ValueError(
-            f"Stacking needs at least 4 sampled sets to judge predictions by, got {count}; use `forecast`."
+            f"Stacking needs at least 4 sampled sets to judge predictions by, got {count}; use "
+            f"`forecast`."
         )
     factors = as_positive(jnp.asarray(factors), "factors").astype(model.gram.dtype)
     noise = jnp.mean(
@@ -112,7 +124,9 @@ def _stack(
 def _line(
     model: DistributionDynamics, first: int
 ) -> tuple[Float[Array, "1 T"], Float[Array, "left T"], Float[Array, "ahead T"]]:
-    """Coefficients of the line's prediction of the set to come, of each but two sets left out, and of those ahead."""
+    """Coefficients of the line's prediction of the set to come, of each but two sets left out, and
+    of those ahead.
+    """
     count = model.gram.shape[0]
     times = jnp.concatenate([jnp.zeros(1, model.gram.dtype), jnp.cumsum(model.intervals)])
     coming = times[-1:] + jnp.mean(model.intervals)

@@ -1,6 +1,7 @@
 r"""Pre-images: the point whose feature is closest to an embedding (S13 eq 26, S09 eq 12),
 
-$$ y^* = \operatorname{argmin}_y |\mu - \phi(y)|^2 = \operatorname{argmin}_y \; k(y, y) - 2 \mu(y). $$
+$$ y^* = \operatorname{argmin}_y |\mu - \phi(y)|^2 = \operatorname{argmin}_y \; k(y, y) - 2
+   \mu(y). $$
 """
 
 import equinox as eqx
@@ -17,7 +18,10 @@ from ._embedding import Embedding, check_unbatched, evaluate, mean
 
 
 def decoding_objective(embedding: Embedding, points: Point | Points) -> Float[Array, "..."]:
-    r"""$k(y, y) - 2 \mu(y)$ at points y `[m, ...]` or at one (S13 eq 26); $|\mu - \phi(y)|^2$ less the constant $|\mu|^2$."""
+    r"""$k(y, y) - 2 \mu(y)$ at points y `[m, ...]` or at one (S13 eq 26).
+
+    $|\mu - \phi(y)|^2$ less the constant $|\mu|^2$.
+    """
     batch, single = as_batch(points, "points", embedding.points, "embedding.points")
     values = embedding.kernel.diagonal(batch) - 2 * evaluate(embedding, batch)
     return values[..., 0] if single else values
@@ -26,8 +30,9 @@ def decoding_objective(embedding: Embedding, points: Point | Points) -> Float[Ar
 def decode(embedding: Embedding, candidates: Points | None = None) -> Point:
     """The best point among candidates: a grid, a list, or by default the embedding's own sample.
 
-    **Arguments:** `candidates` `[m, ...]`. **Returns:** one point, or `[..., *point]` for a batch of embeddings.
-    Cost O(n m d). Any kernel, any domain; refine the result with `decode_fixed_point` or `decode_gradient`.
+    **Arguments:** `candidates` `[m, ...]`. **Returns:** one point, or `[..., *point]` for a batch
+    of embeddings. Cost O(n m d). Any kernel, any domain; refine the result with
+    `decode_fixed_point` or `decode_gradient`.
     """
     points = embedding.points if candidates is None else as_points(candidates, "candidates")
     check_alike(points, "candidates", embedding.points, "embedding.points")
@@ -42,18 +47,20 @@ def decode_fixed_point(
 
     $$ y \leftarrow \frac{\sum_i w_i k(x_i, y) x_i}{\sum_i w_i k(x_i, y)}. $$
 
-    **Arguments:** `embedding`, unbatched (use `vmap`), with a `Gaussian` or `ChordalGaussian` kernel; `start`, one point,
-    by default the best point of the sample; `steps`, the number of iterations (static).
+    **Arguments:** `embedding`, unbatched (use `vmap`), with a `Gaussian` or `ChordalGaussian`
+    kernel; `start`, one point, by default the best point of the sample; `steps`, the number of
+    iterations (static).
 
-    Signed weights can make the denominator zero or negative, and a step can then go up. A step that would raise the
-    objective (by more than rounding) is replaced by the same step halved, and by none if that fails too, so the objective
-    never rises above its start. Cost O(steps n d). Differentiable (through the iterations). Computed in the wider dtype of
-    points and weights.
+    Signed weights can make the denominator zero or negative, and a step can then go up. A step that
+    would raise the objective (by more than rounding) is replaced by the same step halved, and by
+    none if that fails too, so the objective never rises above its start. Cost O(steps n d).
+    Differentiable (through the iterations). Computed in the wider dtype of points and weights.
     """
     kernel = embedding.kernel
     if not isinstance(kernel, (Gaussian, ChordalGaussian)):
         raise ValueError(
-            f"The fixed point is that of Gaussian kernels, not {type(kernel).__name__}; use `decode_gradient`."
+            f"The fixed point is that of Gaussian kernels, not {type(kernel).__name__}; use "
+            f"`decode_gradient`."
         )
     check_unbatched(embedding, "embedding")
     embedding = _in_one_dtype(embedding)
@@ -61,7 +68,8 @@ def decode_fixed_point(
     start = jnp.asarray(decode(embedding) if start is None else start, points.dtype)
     if start.shape != points.shape[1:]:
         raise ValueError(
-            f"`start` has shape {start.shape}, a point of the embedding {points.shape[1:]}; they must agree."
+            f"`start` has shape {start.shape}, a point of the embedding {points.shape[1:]}; they "
+            f"must agree."
         )
     slack = 8 * jnp.finfo(weights.dtype).eps * lax.stop_gradient(1 + jnp.sum(jnp.abs(weights)))
 
@@ -80,12 +88,16 @@ def decode_fixed_point(
 
 
 def _in_one_dtype(embedding: Embedding) -> Embedding:
-    """Points and weights in the wider of their dtypes, as a loop must keep them; points must be one array of real numbers."""
+    """Points and weights in the wider of their dtypes, as a loop must keep them.
+
+    Points must be one array of real numbers.
+    """
     points = as_points(embedding.points, "embedding.points")
     if not isinstance(points, jax.Array) or not jnp.issubdtype(points.dtype, jnp.floating):
         kinds = [leaf.dtype.name for leaf in jax.tree.leaves(points)]
         raise ValueError(
-            f"Only points that are one floating-point array can be moved, not {kinds}: convert them, or use `decode`."
+            f"Only points that are one floating-point array can be moved, not {kinds}: convert "
+            f"them, or use `decode`."
         )
     return Embedding(embedding.kernel, *in_one_precision(points, embedding.weights))
 
@@ -98,17 +110,21 @@ def decode_gradient(
     steps: int = 200,
     learning_rate: ArrayLike = 0.05,
 ) -> Point:
-    r"""Pre-image under any differentiable kernel by gradient descent (Adam) on S13 eq 26 from several starts.
+    r"""Pre-image under any differentiable kernel by gradient descent (Adam) on S13 eq 26 from
+    several
+    starts.
 
     **Arguments:**
 
-    - `embedding`: unbatched, on real points (one array); use `vmap` over weights for a batch. Computed in the wider dtype of
-      points and weights.
+    - `embedding`: unbatched, on real points (one array); use `vmap` over weights for a batch.
+      Computed in the wider dtype of points and weights.
     - `starts`: `[s, ...]`; by default the `num_starts` best points of the sample.
-    - `steps` (static), `learning_rate`: of Adam; the rate is in units of the points and decays to zero over the steps (cosine).
+    - `steps` (static), `learning_rate`: of Adam; the rate is in units of the points and decays to
+      zero over the steps (cosine).
 
     **Returns:** the best point seen over all starts and steps, never worse than the best start.
-    Cost O(s steps n d). **Raises:** `ValueError` for a batch, for points that are not one real array, and for `starts` unlike them.
+    Cost O(s steps n d). **Raises:** `ValueError` for a batch, for points that are not one real
+    array, and for `starts` unlike them.
     """
     # A Python number would be static, and each another program.
     return _descend(embedding, starts, jnp.asarray(learning_rate, float), num_starts, steps)
@@ -149,10 +165,12 @@ def _descend(
 
 @jax.custom_jvp
 def nearest_rotation(matrix: Float[Array, "*batch d d"]) -> Float[Array, "*batch d d"]:
-    r"""Nearest rotation in Frobenius norm: $U \operatorname{diag}(1, \dots, \det(U V^\top)) V^\top$ from the SVD of the matrix.
+    r"""Nearest rotation in Frobenius norm: $U \operatorname{diag}(1, \dots, \det(U V^\top)) V^\top$
+    from the SVD of the matrix.
 
-    The gradient is that of the projection, finite also at equal singular values (at a rotation itself), where
-    differentiating an SVD gives NaN. It is set to zero where the nearest rotation is not unique. Cost O(d^3).
+    The gradient is that of the projection, finite also at equal singular values (at a rotation
+    itself), where differentiating an SVD gives NaN. It is set to zero where the nearest rotation is
+    not unique. Cost O(d^3).
     """
     left, _, right = _signed_svd(matrix)
     return matmul(left, right)
@@ -169,7 +187,10 @@ def _project_rotation_jvp(primals, tangents):
 
 
 def _signed_svd(matrix):
-    """`left diag(values) right` with `left right` a rotation: the sign of a reflection goes to the last value."""
+    """`left diag(values) right` with `left right` a rotation.
+
+    The sign of a reflection goes to the last value.
+    """
     left, values, right = jnp.linalg.svd(matrix, full_matrices=False)
     sign = jnp.where(jnp.linalg.det(matmul(left, right)) < 0, -1.0, 1.0).astype(matrix.dtype)[
         ..., None
@@ -178,23 +199,29 @@ def _signed_svd(matrix):
 
 
 def decode_rotation(embedding: Embedding) -> Float[Array, "*batch d d"]:
-    r"""The rotation nearest to the weighted mean matrix $\sum_i w_i R_i$ (divided by the mass), `[..., d, d]`.
+    r"""The rotation nearest to the weighted mean matrix $\sum_i w_i R_i$ (divided by the mass),
+    `[...,
+    d, d]`.
 
-    Under the trace kernel on SO(d) it is the exact pre-image $\operatorname{argmax}_R \operatorname{tr}(A^\top R)$
-    (S09 section 7, where it is found by descent); under other kernels it is the projected mean. Cost O(n d^2 + d^3).
+    Under the trace kernel on SO(d) it is the exact pre-image $\operatorname{argmax}_R
+    \operatorname{tr}(A^\top R)$ (S09 section 7, where it is found by descent); under other kernels
+    it is the projected mean. Cost O(n d^2 + d^3).
     """
     return nearest_rotation(mean(embedding))
 
 
 def decode_permutation(embedding: Embedding) -> Float[Array, "d d"]:
-    r"""The permutation matrix that maximizes $\operatorname{tr}(A^\top P)$ with $A = \sum_i w_i P_i$, by the Hungarian algorithm.
+    r"""The permutation matrix that maximizes $\operatorname{tr}(A^\top P)$ with $A = \sum_i w_i
+    P_i$,
+    by the Hungarian algorithm.
 
-    The exact pre-image under the trace kernel on permutation matrices `[n, d, d]` (S09 section 5). Cost O(n d^2 + d^3);
-    unbatched.
+    The exact pre-image under the trace kernel on permutation matrices `[n, d, d]` (S09 section 5).
+    Cost O(n d^2 + d^3); unbatched.
     """
     if embedding.weights.ndim != 1:
         raise ValueError(
-            f"`embedding` is a batch of shape {embedding.weights.shape}; decode its members one at a time."
+            f"`embedding` is a batch of shape {embedding.weights.shape}; decode its members one at "
+            f"a time."
         )
     average = jnp.tensordot(embedding.weights, embedding.points, axes=1, precision=HIGHEST)
     with jax.numpy_dtype_promotion("standard"):

@@ -18,8 +18,9 @@ def squared_mmd(p: Embedding, q: Embedding, *, unbiased: bool = False) -> Float[
     $$ \frac{\sum_{i \ne j} w_i w_j k(x_i, x_j)}{(\sum_i w_i)^2 - \sum_i w_i^2} (\sum_i w_i)^2
        + \text{(the same for q)} - 2 \langle \mu_p, \mu_q \rangle, $$
 
-    which is unbiased for weights that do not depend on the points (for uniform weights the U-statistic of Gretton et
-    al. 2012, eq 3), and can be negative. At least two points with non-zero weight are needed on each side (else NaN).
+    which is unbiased for weights that do not depend on the points (for uniform weights the
+    U-statistic of Gretton et al. 2012, eq 3), and can be negative. At least two points with
+    non-zero weight are needed on each side (else NaN).
 
     **Returns:** `[...]`, non-negative up to rounding if biased. Cost O((n + m)^2 d).
     """
@@ -29,12 +30,17 @@ def squared_mmd(p: Embedding, q: Embedding, *, unbiased: bool = False) -> Float[
 
 
 def mmd(p: Embedding, q: Embedding) -> Float[Array, "*batch"]:
-    r"""$|\mu_p - \mu_q|$, the root of the biased `squared_mmd`; its gradient is 0, not NaN, where the distance is 0."""
+    r"""$|\mu_p - \mu_q|$, the root of the biased `squared_mmd`.
+
+    Its gradient is 0, not NaN, where the distance is 0.
+    """
     return safe_sqrt(squared_mmd(p, q))
 
 
 def witness(p: Embedding, q: Embedding, points: Point | Points) -> Float[Array, "..."]:
-    r"""The (unnormalized) witness function $\mu_p(z) - \mu_q(z)$ at points z `[m, ...]`, large where p has more mass; kernel of p."""
+    r"""The (unnormalized) witness function $\mu_p(z) - \mu_q(z)$ at points z `[m, ...]`, large
+    where p has more mass; kernel of p.
+    """
     return evaluate(p, points) - evaluate(Embedding(p.kernel, q.points, q.weights), points)
 
 

@@ -15,12 +15,14 @@ from ..kernels import AbstractKernel, as_kernel
 
 
 class Embedding(eqx.Module):
-    r"""Mean embedding $\mu = \sum_i w_i k(x_i, \cdot)$ of a distribution: an estimate of S13 eq 1, with $w_i = 1 / n$ its eq 4.
+    r"""Mean embedding $\mu = \sum_i w_i k(x_i, \cdot)$ of a distribution: an estimate of S13 eq 1,
+    with
+    $w_i = 1 / n$ its eq 4.
 
     - `kernel`: the kernel of the RKHS.
     - `points`: sample `[n, ...]`.
-    - `weights`: `[n]`, or `[..., n]` for a batch of embeddings on one sample. Negative weights are legal, and weights
-      need not sum to 1 (`mass`).
+    - `weights`: `[n]`, or `[..., n]` for a batch of embeddings on one sample. Negative weights are
+      legal, and weights need not sum to 1 (`mass`).
     """
 
     kernel: AbstractKernel
@@ -29,12 +31,17 @@ class Embedding(eqx.Module):
 
     @property
     def mass(self) -> Float[Array, "*batch"]:
-        """Sum of the weights: 1 for a probability distribution, near 1 for a good estimate of one."""
+        """Sum of the weights.
+
+        1 for a probability distribution, near 1 for a good estimate of one.
+        """
         return jnp.sum(self.weights, axis=-1)
 
 
 def embed(kernel: Any, points: Points, weights: ArrayLike | None = None) -> Embedding:
-    r"""Embed a sample: $\hat\mu = \sum_i w_i k(x_i, \cdot)$ (S13 eq 4; S09 eq 2b), uniform weights $1 / n$ by default.
+    r"""Embed a sample: $\hat\mu = \sum_i w_i k(x_i, \cdot)$ (S13 eq 4; S09 eq 2b), uniform weights
+    $1 /
+    n$ by default.
 
     **Arguments:**
 
@@ -42,7 +49,8 @@ def embed(kernel: Any, points: Points, weights: ArrayLike | None = None) -> Embe
     - `points`: sample `[n, ...]`: an array, or a pytree of arrays with a common leading axis.
     - `weights`: `[n]` or `[..., n]`, of any sign.
 
-    **Raises:** `ValueError` for an empty or non-finite sample, a dtype that is not the kernel's, weights of a wrong length.
+    **Raises:** `ValueError` for an empty or non-finite sample, a dtype that is not the kernel's,
+    weights of a wrong length.
     """
     kernel = as_kernel(kernel)
     points = check_finite(as_points(points, "points"), "points")
@@ -55,14 +63,16 @@ def check_unbatched(embedding: Embedding, name: str) -> None:
     """One embedding, not a batch of them; else a `ValueError` that names the argument."""
     if embedding.weights.ndim != 1:
         raise ValueError(
-            f"`{name}` is a batch of shape {embedding.weights.shape}; use `jax.vmap` over its weights."
+            f"`{name}` is a batch of shape {embedding.weights.shape}; use `jax.vmap` over its "
+            f"weights."
         )
 
 
 def evaluate(embedding: Embedding, points: Point | Points) -> Float[Array, "..."]:
     r"""Values $\mu(z) = \sum_i w_i k(x_i, z)$ at one point or m points `[m, ...]`; cost O(n m d).
 
-    For a density-like view of a belief, evaluate it on a grid. Returns `[..., m]`, or `[...]` for one point.
+    For a density-like view of a belief, evaluate it on a grid. Returns `[..., m]`, or `[...]` for
+    one point.
     """
     batch, single = as_batch(points, "points", embedding.points, "embedding.points")
     embedding.kernel.check(batch, "points")
@@ -73,11 +83,11 @@ def evaluate(embedding: Embedding, points: Point | Points) -> Float[Array, "..."
 def expectation(embedding: Embedding, function: PointFunction) -> Any:
     r"""Estimate of $E[f(X)]$, $\sum_i w_i f(x_i)$.
 
-    **Arguments:** `function` maps one point to an array of any shape (or a pytree of arrays); it need not be in the
-    RKHS, but convergence is assured only for functions that are, or nearly are.
+    **Arguments:** `function` maps one point to an array of any shape (or a pytree of arrays); it
+    need not be in the RKHS, but convergence is assured only for functions that are, or nearly are.
 
-    **Returns:** `[..., *shape]`, leading axes as the batch of weights. Not divided by the mass: for weights that do not
-    sum to 1 consider `normalize`. Cost: n calls of `function`.
+    **Returns:** `[..., *shape]`, leading axes as the batch of weights. Not divided by the mass: for
+    weights that do not sum to 1 consider `normalize`. Cost: n calls of `function`.
     """
     values = jax.vmap(function)(embedding.points)
     weights = embedding.weights
@@ -95,10 +105,12 @@ def mean(embedding: Embedding) -> Points:
 
 
 def inner(p: Embedding, q: Embedding) -> Float[Array, "*batch"]:
-    r"""$\langle \mu_p, \mu_q \rangle = \sum_{ij} w_i v_j k(x_i, y_j)$; cost O(n m d), batch axes broadcast.
+    r"""$\langle \mu_p, \mu_q \rangle = \sum_{ij} w_i v_j k(x_i, y_j)$; cost O(n m d), batch axes
+    broadcast.
 
-    With q the expansion of a function g, this is the kernel Bayes average $E_p[g]$ (S13 eq 25).
-    The kernel of `p` is used; both must live in one RKHS. **Raises:** `ValueError` if the points differ in kind.
+    With q the expansion of a function g, this is the kernel Bayes average $E_p[g]$ (S13 eq 25). The
+    kernel of `p` is used; both must live in one RKHS. **Raises:** `ValueError` if the points differ
+    in kind.
     """
     check_alike(q.points, "q.points", p.points, "p.points")
     return jnp.sum(matmul(p.weights, p.kernel.gram(p.points, q.points)) * q.weights, axis=-1)
@@ -117,7 +129,8 @@ def norm(embedding: Embedding) -> Float[Array, "*batch"]:
 def mix(embeddings: Sequence[Embedding], shares: ArrayLike) -> Embedding:
     r"""The mixture $\sum_c \pi_c \mu_c$, on the concatenated samples.
 
-    **Arguments:** `embeddings` in one RKHS (the kernel of the first is kept), unbatched; `shares` `[c]`, of any sign.
+    **Arguments:** `embeddings` in one RKHS (the kernel of the first is kept), unbatched; `shares`
+    `[c]`, of any sign.
     """
     if not embeddings:
         raise ValueError("`embeddings` is empty; a mixture needs at least one.")
@@ -135,7 +148,8 @@ def mix(embeddings: Sequence[Embedding], shares: ArrayLike) -> Embedding:
         )
         if other.weights.ndim != 1:
             raise ValueError(
-                f"embeddings[{index}] is a batch of shape {other.weights.shape}; mix under `vmap` instead."
+                f"embeddings[{index}] is a batch of shape {other.weights.shape}; mix under `vmap` "
+                f"instead."
             )
     points = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *[e.points for e in embeddings])
     weights = [
@@ -148,10 +162,10 @@ def mix(embeddings: Sequence[Embedding], shares: ArrayLike) -> Embedding:
 def normalize(embedding: Embedding) -> tuple[Embedding, Float[Array, "*batch"]]:
     r"""Divide the weights by their sum.
 
-    **Returns:** the embedding with weights of sum 1, and the mass before, as the diagnostic: a mass far from 1, or small
-    beside $\sum_i |w_i|$, says that the estimate is poor. Signed weights can cancel: below a relative mass of
-    `sqrt(eps)` (1e-8 in float64, 3e-4 in float32) the divisor is kept at that fraction of $\sum_i |w_i|$, so the result
-    is finite (and its mass not 1).
+    **Returns:** the embedding with weights of sum 1, and the mass before, as the diagnostic: a mass
+    far from 1, or small beside $\sum_i |w_i|$, says that the estimate is poor. Signed weights can
+    cancel: below a relative mass of `sqrt(eps)` (1e-8 in float64, 3e-4 in float32) the divisor is
+    kept at that fraction of $\sum_i |w_i|$, so the result is finite (and its mass not 1).
     """
     mass = embedding.mass
     return Embedding(embedding.kernel, embedding.points, normalized(embedding.weights)), mass

@@ -17,7 +17,8 @@ from ._embedding import Embedding, check_unbatched, squared_norm
 class GaussianMixture(eqx.Module):
     r"""$\sum_c \pi_c N(m_c, \Sigma_c)$ on $\mathbb{R}^d$, with shares of any sign.
 
-    - `means`: `[..., c, d]`; `covariances`: `[..., c, d, d]`, zero for a point mass; `shares`: `[..., c]`.
+    - `means`: `[..., c, d]`; `covariances`: `[..., c, d, d]`, zero for a point mass; `shares`:
+      `[..., c]`.
     """
 
     means: Float[Array, "*batch c d"]
@@ -28,21 +29,25 @@ class GaussianMixture(eqx.Module):
 def gaussian_mixture(
     means: ArrayLike, covariances: ArrayLike, shares: ArrayLike | None = None
 ) -> GaussianMixture:
-    r"""A `GaussianMixture` from means `[..., c, d]`, and covariances `[..., c, d, d]`, or variances `[..., c]` of round Gaussians.
+    r"""A `GaussianMixture` from means `[..., c, d]`, and covariances `[..., c, d, d]`, or variances
+    `[..., c]` of round Gaussians.
 
-    `shares` `[..., c]` of any sign, uniform by default. **Raises:** `ValueError` for shapes that do not fit.
+    `shares` `[..., c]` of any sign, uniform by default. **Raises:** `ValueError` for shapes that do
+    not fit.
     """
     means = jnp.asarray(means)
     if means.ndim < 2 or not jnp.issubdtype(means.dtype, jnp.floating):
         raise ValueError(
-            f"`means` must be floating-point of shape [..., c, d], got {means.dtype}{list(means.shape)}."
+            f"`means` must be floating-point of shape [..., c, d], got "
+            f"{means.dtype}{list(means.shape)}."
         )
     covariances = jnp.asarray(covariances, means.dtype)
     if covariances.shape == means.shape[:-1]:
         covariances = covariances[..., None, None] * jnp.eye(means.shape[-1], dtype=means.dtype)
     if covariances.shape != (*means.shape, means.shape[-1]):
         raise ValueError(
-            f"`covariances` has shape {covariances.shape}; for means {means.shape} it must be {means.shape[:-1]} (variances) "
+            f"`covariances` has shape {covariances.shape}; for means {means.shape} it must be "
+            f"{means.shape[:-1]} (variances) "
             f"or {(*means.shape, means.shape[-1])} (matrices)."
         )
     shares = as_weights(shares, means.shape[-2], "shares", means.dtype)
@@ -58,7 +63,8 @@ def _unscaled(kernel: Any, dtype: jnp.dtype) -> tuple[Float[Array, ""] | float, 
         factor, kernel = factor * kernel.factor.astype(dtype), kernel.kernel
     if not isinstance(kernel, Gaussian):
         raise ValueError(
-            f"Embedded Gaussians have a closed form under `Gaussian` kernels, scaled if you like, not {type(kernel).__name__}."
+            f"Embedded Gaussians have a closed form under `Gaussian` kernels, scaled if you like, "
+            f"not {type(kernel).__name__}."
         )
     return factor, kernel
 
@@ -66,7 +72,10 @@ def _unscaled(kernel: Any, dtype: jnp.dtype) -> tuple[Float[Array, ""] | float, 
 def _log_expected_kernel(
     kernel: Gaussian, difference: Float[Array, "*s d"], covariance: Float[Array, "*t d d"]
 ) -> Float[Array, "*u"]:
-    r"""$\log E k(X, Y)$ for $X - Y \sim N(difference, covariance)$; leading axes broadcast, each covariance is factored once."""
+    r"""$\log E k(X, Y)$ for $X - Y \sim N(difference, covariance)$.
+
+    Leading axes broadcast, each covariance is factored once.
+    """
     dimension = difference.shape[-1]
     squares = jnp.broadcast_to(
         kernel.bandwidth.astype(difference.dtype).reshape(-1) ** 2, (dimension,)
@@ -88,13 +97,15 @@ def inner_mixtures(kernel: Any, p: GaussianMixture, q: GaussianMixture) -> Float
     $$ \langle \mu_p, \mu_q \rangle = \sum_{ab} \pi_a \rho_b \sqrt{|H| / |H + \Sigma_a + \Sigma_b|}
        \exp(-\tfrac12 (m_a - m_b)^\top (H + \Sigma_a + \Sigma_b)^{-1} (m_a - m_b)), $$
 
-    for a Gaussian kernel of squared bandwidths H, or a multiple of one (`2.0 * Gaussian(1.0)`). Batch axes broadcast.
+    for a Gaussian kernel of squared bandwidths H, or a multiple of one (`2.0 * Gaussian(1.0)`).
+    Batch axes broadcast.
 
     **Returns:** `[...]`. Cost O(c_p c_q d^3). **Raises:** `ValueError` for any other kernel.
     """
     if p.means.shape[-1] != q.means.shape[-1]:
         raise ValueError(
-            f"The mixtures have {p.means.shape[-1]} and {q.means.shape[-1]} coordinates; they must agree."
+            f"The mixtures have {p.means.shape[-1]} and {q.means.shape[-1]} coordinates; they must "
+            f"agree."
         )
     difference = p.means[..., :, None, :] - q.means[..., None, :, :]
     covariance = p.covariances[..., :, None, :, :] + q.covariances[..., None, :, :, :]
@@ -106,16 +117,20 @@ def inner_mixtures(kernel: Any, p: GaussianMixture, q: GaussianMixture) -> Float
 def evaluate_mixture(
     kernel: Any, mixture: GaussianMixture, points: Points
 ) -> Float[Array, "*batch n"]:
-    r"""$\mu_p(z) = E_p k(Z, z)$ at points `[n, d]`, in closed form: the density of p smoothed by the kernel.
+    r"""$\mu_p(z) = E_p k(Z, z)$ at points `[n, d]`, in closed form: the density of p smoothed by
+    the
+    kernel.
 
-    **Returns:** `[..., n]`, leading axes as the batch of mixtures. Cost O(c d^3 + n c d^2) for each.
+    **Returns:** `[..., n]`, leading axes as the batch of mixtures. Cost O(c d^3 + n c d^2) for
+    each.
 
     **Raises:** `ValueError` as `inner_mixtures`, and for points of another dimension.
     """
     points = as_points(points, "points")
     if points.shape[1:] != mixture.means.shape[-1:]:
         raise ValueError(
-            f"`points` must be [n, {mixture.means.shape[-1]}] for this mixture, got {list(points.shape)}."
+            f"`points` must be [n, {mixture.means.shape[-1]}] for this mixture, got "
+            f"{list(points.shape)}."
         )
     factor, gaussian = _unscaled(kernel, points.dtype)
     difference = points[:, None, :] - mixture.means[..., None, :, :]
@@ -126,10 +141,12 @@ def evaluate_mixture(
 
 
 def mmd_mixture(embedding: Embedding, mixture: GaussianMixture) -> Float[Array, "*batch"]:
-    r"""$|\mu - \mu_p|$ of an embedding of n points `[n, d]` and an embedded mixture: its distance to a sample of infinite size.
+    r"""$|\mu - \mu_p|$ of an embedding of n points `[n, d]` and an embedded mixture: its distance
+    to a
+    sample of infinite size.
 
-    Batch axes, of the embedding's weights and of the mixture, broadcast. **Returns:** `[...]`. Cost O(n^2 d).
-    **Raises:** `ValueError` as `inner_mixtures`.
+    Batch axes, of the embedding's weights and of the mixture, broadcast. **Returns:** `[...]`. Cost
+    O(n^2 d). **Raises:** `ValueError` as `inner_mixtures`.
     """
     kernel = embedding.kernel
     cross = jnp.sum(
@@ -139,23 +156,29 @@ def mmd_mixture(embedding: Embedding, mixture: GaussianMixture) -> Float[Array, 
 
 
 def smoothed_kl(mixture: GaussianMixture, embedding: Embedding, grid: Points) -> Float[Array, ""]:
-    r"""$KL(p * k \,\|\, q * k)$ of a mixture p and a sample q, both smoothed by the kernel, on a grid of equal cells.
+    r"""$KL(p * k \,\|\, q * k)$ of a mixture p and a sample q, both smoothed by the kernel, on a
+    grid
+    of equal cells.
 
-    With p known and q a sample without negative weights (for example a herded one) this is the divergence of Lampert 2015,
-    table 2. Each is normalized to sum 1 over the grid, which must cover both.
+    With p known and q a sample without negative weights (for example a herded one) this is the
+    divergence of Lampert 2015, table 2. Each is normalized to sum 1 over the grid, which must cover
+    both.
 
-    **Arguments:** `grid` `[g, d]`; one mixture and one embedding, use `vmap` for batches. **Returns:** a scalar; infinite where q
-    is not positive and p is. In logarithms, so that q is positive however far a grid point is from the sample; what
-    of p is too small for its dtype counts as 0. Cost O(g (n + c d) d).
+    **Arguments:** `grid` `[g, d]`; one mixture and one embedding, use `vmap` for batches.
+    **Returns:** a scalar; infinite where q is not positive and p is. In logarithms, so that q is
+    positive however far a grid point is from the sample; what of p is too small for its dtype
+    counts as 0. Cost O(g (n + c d) d).
 
-    **Raises:** `ValueError` as `inner_mixtures`, for batches, and for a grid or a mixture of another dimension.
+    **Raises:** `ValueError` as `inner_mixtures`, for batches, and for a grid or a mixture of
+    another dimension.
     """
     grid = as_points(grid, "grid")
     check_alike(grid, "grid", embedding.points, "embedding.points")
     check_unbatched(embedding, "embedding")
     if mixture.means.ndim != 2 or mixture.means.shape[1:] != grid.shape[1:]:
         raise ValueError(
-            f"`mixture` has means {mixture.means.shape}; one mixture on the `grid` has (c, {grid.shape[-1]}). Use `vmap` for several."
+            f"`mixture` has means {mixture.means.shape}; one mixture on the `grid` has (c, "
+            f"{grid.shape[-1]}). Use `vmap` for several."
         )
     _, kernel = _unscaled(embedding.kernel, grid.dtype)
     squares = squared_distances(kernel.standardize(grid), kernel.standardize(embedding.points))
@@ -170,7 +193,10 @@ def smoothed_kl(mixture: GaussianMixture, embedding: Embedding, grid: Points) ->
 
 
 def _log_shares(logs: Float[Array, "g n"], weights: Float[Array, " n"]) -> Float[Array, " g"]:
-    r"""Logarithm of $\sum_i w_i e^{l_{gi}}$, normalized to sum 1 over g; $-\infty$ where the sum is not positive."""
+    r"""Logarithm of $\sum_i w_i e^{l_{gi}}$, normalized to sum 1 over g.
+
+    $-\infty$ where the sum is not positive.
+    """
     nearest = jnp.max(jnp.where(weights != 0, logs, -jnp.inf), axis=1)
     shift = lax.stop_gradient(jnp.where(jnp.isfinite(nearest), nearest, 0))
     # Only terms without weight reach the bound, which keeps 0 times infinity out of the sum.

@@ -1,4 +1,6 @@
-r"""Joint distributions $C_{XY} = \sum_{ij} W_{ij} \phi(x_i) \otimes \psi(y_j)$, covariances and dependence."""
+r"""Joint distributions $C_{XY} = \sum_{ij} W_{ij} \phi(x_i) \otimes \psi(y_j)$, covariances and
+dependence.
+"""
 
 from typing import Any
 
@@ -14,10 +16,14 @@ from ._embedding import Embedding
 
 
 class JointEmbedding(eqx.Module):
-    r"""Embedding of a joint distribution, $C_{XY} = \sum_{ij} W_{ij} \phi(x_i) \otimes \psi(y_j)$ (S13 section 2).
+    r"""Embedding of a joint distribution, $C_{XY} = \sum_{ij} W_{ij} \phi(x_i) \otimes \psi(y_j)$
+    (S13
+    section 2).
 
-    - `kernel_x`, `kernel_y`, `x` `[n, ...]`, `y` `[m, ...]`: kernels and samples of the two variables.
-    - `weights`: `[..., n]` with `paired` (n = m, W diagonal: the points are pairs), else the full W `[..., n, m]`.
+    - `kernel_x`, `kernel_y`, `x` `[n, ...]`, `y` `[m, ...]`: kernels and samples of the two
+      variables.
+    - `weights`: `[..., n]` with `paired` (n = m, W diagonal: the points are pairs), else the full W
+      `[..., n, m]`.
     """
 
     kernel_x: AbstractKernel
@@ -34,10 +40,12 @@ class JointEmbedding(eqx.Module):
 
 
 class CrossCovariance(eqx.Module):
-    r"""Cross-covariance operator of weighted pairs, $C = \sum_i w_i \phi(x_i) \otimes \psi(y_i) - \mu_x \otimes \mu_y$.
+    r"""Cross-covariance operator of weighted pairs, $C = \sum_i w_i \phi(x_i) \otimes \psi(y_i) -
+    \mu_x
+    \otimes \mu_y$.
 
-    In the Gram form $\Upsilon (\operatorname{diag}(w) - w w^\top) \Phi^\top$; with uniform weights S09 eq 3 and its
-    estimator $\Upsilon H \Phi^\top / n$. `weights` is `[..., n]`.
+    In the Gram form $\Upsilon (\operatorname{diag}(w) - w w^\top) \Phi^\top$; with uniform weights
+    S09 eq 3 and its estimator $\Upsilon H \Phi^\top / n$. `weights` is `[..., n]`.
     """
 
     kernel_x: AbstractKernel
@@ -50,11 +58,15 @@ class CrossCovariance(eqx.Module):
 def embed_joint(
     kernel_x: Any, kernel_y: Any, x: Points, y: Points, weights: ArrayLike | None = None
 ) -> JointEmbedding:
-    r"""Embed pairs: $\hat C_{XY} = \sum_i w_i \phi(x_i) \otimes \psi(y_i)$ (S13 eq 5), uniform weights by default.
+    r"""Embed pairs: $\hat C_{XY} = \sum_i w_i \phi(x_i) \otimes \psi(y_i)$ (S13 eq 5), uniform
+    weights
+    by default.
 
-    **Arguments:** kernels; samples `x` `[n, ...]` and `y` `[n, ...]`; `weights` `[n]` or `[..., n]` of any sign.
+    **Arguments:** kernels; samples `x` `[n, ...]` and `y` `[n, ...]`; `weights` `[n]` or `[..., n]`
+    of any sign.
 
-    **Raises:** `ValueError` for samples of different sizes, empty or non-finite samples, wrong dtypes or weights.
+    **Raises:** `ValueError` for samples of different sizes, empty or non-finite samples, wrong
+    dtypes or weights.
     """
     kernel_x, kernel_y = as_kernel(kernel_x), as_kernel(kernel_y)
     x, y = check_finite(as_points(x, "x"), "x"), check_finite(as_points(y, "y"), "y")
@@ -80,7 +92,10 @@ def marginals(joint: JointEmbedding) -> tuple[Embedding, Embedding]:
 def joint_expectation(
     joint: JointEmbedding, f: PointFunction, g: PointFunction
 ) -> Float[Array, "*batch"]:
-    r"""Estimate of $E[f(X) g(Y)]$, $\sum_{ij} W_{ij} f(x_i) g(y_j)$, for real-valued f and g. Cost O(n m), paired O(n)."""
+    r"""Estimate of $E[f(X) g(Y)]$, $\sum_{ij} W_{ij} f(x_i) g(y_j)$, for real-valued f and g.
+
+    Cost O(n m), paired O(n).
+    """
     a, b = _values(f, joint.x, joint.weights.dtype), _values(g, joint.y, joint.weights.dtype)
     if joint.paired:
         return matmul(joint.weights, a * b)
@@ -91,13 +106,17 @@ def _values(function: PointFunction, points: Points, dtype: jnp.dtype) -> Float[
     values = jax.vmap(function)(points)
     if jnp.ndim(values) != 1:
         raise ValueError(
-            f"The function must map a point to one number; its values have shape {jnp.shape(values)[1:]}."
+            f"The function must map a point to one number; its values have shape "
+            f"{jnp.shape(values)[1:]}."
         )
     return values.astype(dtype)
 
 
 def cross_covariance(joint: JointEmbedding) -> CrossCovariance:
-    """The cross-covariance operator of paired points; a full W has none in this form (`ValueError`)."""
+    """The cross-covariance operator of paired points.
+
+    A full W has none in this form (`ValueError`).
+    """
     if not joint.paired:
         raise ValueError(
             "`cross_covariance` needs a joint embedding of pairs; chain rule (b) gives one."
@@ -108,7 +127,8 @@ def cross_covariance(joint: JointEmbedding) -> CrossCovariance:
 def covariance(
     operator: CrossCovariance, f: PointFunction, g: PointFunction
 ) -> Float[Array, "*batch"]:
-    r"""Estimate of Cov[f(X), g(Y)] = $\sum_i w_i f(x_i) g(y_i) - (\sum_i w_i f(x_i)) (\sum_i w_i g(y_i))$ (S09 eq 4).
+    r"""Estimate of Cov[f(X), g(Y)] = $\sum_i w_i f(x_i) g(y_i) - (\sum_i w_i f(x_i)) (\sum_i w_i
+    g(y_i))$ (S09 eq 4).
 
     f and g map one point to a number. Cost O(n).
     """
@@ -118,12 +138,14 @@ def covariance(
 
 
 def squared_hs_norm(operator: CrossCovariance) -> Float[Array, "*batch"]:
-    r"""Squared Hilbert-Schmidt norm $\operatorname{tr}(B K B L)$ with $B = \operatorname{diag}(w) - w w^\top$.
+    r"""Squared Hilbert-Schmidt norm $\operatorname{tr}(B K B L)$ with $B = \operatorname{diag}(w) -
+    w
+    w^\top$.
 
     $$ w^\top (K \circ L) w - 2 w^\top (K w \circ L w) + (w^\top K w)(w^\top L w), $$
 
-    so the cost is O(n^2 d), with no matrix product. Zero where a variable is constant and the weights sum to 1 (else what is missing
-    from 1 remains, squared).
+    so the cost is O(n^2 d), with no matrix product. Zero where a variable is constant and the
+    weights sum to 1 (else what is missing from 1 remains, squared).
     """
     k = operator.kernel_x.gram(operator.x, operator.x)
     l = operator.kernel_y.gram(operator.y, operator.y)  # noqa: E741 (the papers' letter)
@@ -140,15 +162,18 @@ def squared_hs_norm(operator: CrossCovariance) -> Float[Array, "*batch"]:
 def hsic(
     kernel_x: Any, kernel_y: Any, x: Points, y: Points, *, unbiased: bool = False
 ) -> Float[Array, ""]:
-    r"""Hilbert-Schmidt independence criterion of n pairs, $\operatorname{tr}(K H L H) / n^2$ (Gretton et al. 2005).
+    r"""Hilbert-Schmidt independence criterion of n pairs, $\operatorname{tr}(K H L H) / n^2$
+    (Gretton
+    et al. 2005).
 
     `unbiased` gives the U-statistic (Song et al. 2012), which needs n >= 4 and can be negative:
 
     $$ \frac{1}{n (n-3)} \Big[ \operatorname{tr}(\tilde K \tilde L)
-       + \frac{1^\top \tilde K 1 \, 1^\top \tilde L 1}{(n-1)(n-2)} - \frac{2}{n-2} 1^\top \tilde K \tilde L 1 \Big], $$
+       + \frac{1^\top \tilde K 1 \, 1^\top \tilde L 1}{(n-1)(n-2)} - \frac{2}{n-2} 1^\top \tilde
+          K \tilde L 1 \Big], $$
 
-    with the tilde for a zero diagonal. Zero in the limit if and only if X and Y are independent, for characteristic
-    kernels. Cost O(n^2 d). Raises as `embed_joint`.
+    with the tilde for a zero diagonal. Zero in the limit if and only if X and Y are independent,
+    for characteristic kernels. Cost O(n^2 d). Raises as `embed_joint`.
     """
     joint = embed_joint(kernel_x, kernel_y, x, y)
     if not unbiased:

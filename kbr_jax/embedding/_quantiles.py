@@ -16,24 +16,29 @@ def _itself(point: Point) -> Point:
 def quantile(
     embedding: Embedding, probabilities: ArrayLike, function: PointFunction = _itself
 ) -> Float[Array, "..."]:
-    r"""Quantiles of real functions of the variable, each coordinate on its own, from weights of any sign:
+    r"""Quantiles of real functions of the variable, each coordinate on its own, from weights of any
+    sign:
 
     $$ q(u) = f_{(1)} + \sum_{j < n} (f_{(j+1)} - f_{(j)}) \, 1[F(f_{(j)}) < u], \qquad
        F(t) = \sum_i w_i 1[f_i \le t] \Big/ \sum_i w_i, $$
 
-    with the values $f_i = f(x_i)$ in increasing order. For non-negative weights it is $\inf \{t : F(t) \ge u\}$. Signed weights make F
-    go up and down; then q is the quantile function of its monotone rearrangement, which is never further from the true distribution
-    function than F itself, in any $L^p$ norm (Chernozhukov, Fernandez-Val and Galichon 2009).
+    with the values $f_i = f(x_i)$ in increasing order. For non-negative weights it is $\inf \{t :
+    F(t) \ge u\}$. Signed weights make F go up and down; then q is the quantile function of its
+    monotone rearrangement, which is never further from the true distribution function than F
+    itself, in any $L^p$ norm (Chernozhukov, Fernandez-Val and Galichon 2009).
 
-    **Arguments:** `embedding`, its weights `[..., n]`; `probabilities`, u in [0, 1], a number or `[q]`; `function` from one point to a
-    real array, by default the point itself.
+    **Arguments:** `embedding`, its weights `[..., n]`; `probabilities`, u in [0, 1], a number or
+    `[q]`; `function` from one point to a real array, by default the point itself.
 
-    **Returns:** `[..., *shape]`, with a leading axis `[q]` if u is a vector. Between the least and the largest value; piecewise
-    constant in the weights, so that gradients reach the values only. NaN where the weights are no distribution: where their sum is
-    NaN, infinite, not positive, or positive by rounding alone (`normalize`). The indicator of a set is not in the RKHS of a smooth
-    kernel: expect the error of F at a scale below the kernel's bandwidth. Cost O(b s n (log n + q)) for b embeddings and s coordinates.
+    **Returns:** `[..., *shape]`, with a leading axis `[q]` if u is a vector. Between the least and
+    the largest value; piecewise constant in the weights, so that gradients reach the values only.
+    NaN where the weights are no distribution: where their sum is NaN, infinite, not positive, or
+    positive by rounding alone (`normalize`). The indicator of a set is not in the RKHS of a smooth
+    kernel: expect the error of F at a scale below the kernel's bandwidth. Cost O(b s n (log n + q))
+    for b embeddings and s coordinates.
 
-    **Raises:** `ValueError` for probabilities outside [0, 1] or of two axes, and for values that are not one real array.
+    **Raises:** `ValueError` for probabilities outside [0, 1] or of two axes, and for values that
+    are not one real array.
     """
     dtype = embedding.weights.dtype
     levels = jnp.asarray(probabilities, dtype)
@@ -46,13 +51,15 @@ def quantile(
     values = jax.vmap(function)(as_points(embedding.points, "embedding.points"))
     if not isinstance(values, jax.Array) or not jnp.issubdtype(values.dtype, jnp.floating):
         raise ValueError(
-            "Quantiles need real values, one array for each point: give a `function` that returns such."
+            "Quantiles need real values, one array for each point: give a `function` that returns "
+            "such."
         )
     rows = values.reshape(values.shape[0], -1).astype(dtype)
     weights = embedding.weights.reshape(-1, values.shape[0])
     shares = normalized(weights)
     found = jax.vmap(lambda column: _rearranged(shares, column, levels.reshape(-1)), 1, 2)(rows)
-    # Comparisons with NaN, or with shares of nothing, would find an end of the sample. Shares add up to 1 unless guarded.
+    # Comparisons with NaN, or with shares of nothing, would find an end of the sample. Shares add
+    # up to 1 unless guarded.
     known = (jnp.sum(weights, axis=1) > 0) & (jnp.sum(shares, axis=1) > 0.5)
     found = jnp.where(known[:, None], found, jnp.nan)
     return found.reshape(*levels.shape, *embedding.weights.shape[:-1], *values.shape[1:])
@@ -73,8 +80,9 @@ def _rearranged(
 def credible_interval(
     embedding: Embedding, level: ArrayLike = 0.95, function: PointFunction = _itself
 ) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
-    r"""The central interval that holds a share `level` of the probability, for each coordinate of f: its `quantile`s at
-    $(1 - \text{level}) / 2$ and $(1 + \text{level}) / 2$.
+    r"""The central interval that holds a share `level` of the probability, for each coordinate of
+    f:
+    its `quantile`s at $(1 - \text{level}) / 2$ and $(1 + \text{level}) / 2$.
 
     **Returns:** lower and upper ends, each `[..., *shape]`. Arguments, cost and errors: `quantile`.
     """

@@ -1,4 +1,7 @@
-r"""A partition of unity over a domain: soft cells around centers, $a_k(x) \ge 0$, $\sum_k a_k(x) = 1$."""
+r"""A partition of unity over a domain.
+
+Soft cells around centers, $a_k(x) \ge 0$, $\sum_k a_k(x) = 1$.
+"""
 
 from typing import Any
 
@@ -14,11 +17,13 @@ from ._landmarks import Landmarks
 
 
 class PartitionOfUnity(eqx.Module):
-    r"""Soft assignment of points to K centers by their distance in the RKHS. Build it with `soft_partition`.
+    r"""Soft assignment of points to K centers by their distance in the RKHS. Build it with
+    `soft_partition`.
 
     $$ a_k(x) \propto \exp\left(-\frac{k(x, x) + k(c_k, c_k) - 2 k(x, c_k)}{2 t}\right). $$
 
-    As the temperature t goes to 0 each point belongs to its nearest center. Centers that are not active get nothing.
+    As the temperature t goes to 0 each point belongs to its nearest center. Centers that are not
+    active get nothing.
     """
 
     kernel: AbstractKernel
@@ -40,14 +45,16 @@ def soft_partition(
 
     **Arguments:**
 
-    - `kernel`: the kernel whose RKHS distance says what is near; `centers`: K points, from `greedy_landmarks` say.
-    - `temperature`: t > 0, in units of the squared RKHS distance. By default a quarter of the median squared
-      distance from a center to its nearest other (no gradient flows through that choice), so that a point hardly ever
-      belongs to more than a few cells.
+    - `kernel`: the kernel whose RKHS distance says what is near; `centers`: K points, from
+      `greedy_landmarks` say.
+    - `temperature`: t > 0, in units of the squared RKHS distance. By default a quarter of the
+      median squared distance from a center to its nearest other (no gradient flows through that
+      choice), so that a point hardly ever belongs to more than a few cells.
 
     **Returns:** `PartitionOfUnity`. Cost O(K^2 d).
 
-    **Raises:** `ValueError` for a temperature that is not positive or points outside the kernel's domain.
+    **Raises:** `ValueError` for a temperature that is not positive or points outside the kernel's
+    domain.
     """
     kernel = as_kernel(kernel)
     kernel.check(centers.points, "centers")

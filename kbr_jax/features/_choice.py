@@ -11,14 +11,17 @@ from ._fourier import RandomFourier, fourier_features
 from ._landmarks import Landmarks, landmark_features
 from ._selection import greedy_landmarks
 
-#: None for the exact Gram matrix, a rank for greedy landmarks, given landmarks, or random Fourier features.
+#: None for the exact Gram matrix, a rank for greedy landmarks, given landmarks, or random Fourier
+#: features.
 FeatureChoice: TypeAlias = Landmarks | RandomFourier | int | None
 
 
 def fit_features(
     kernel: Any, points: Points, landmarks: FeatureChoice, mask: Bool[Array, " n"] | None = None
 ) -> AbstractFeatures:
-    """Exact features for None, greedy landmarks for a rank, features of the given landmarks or frequencies otherwise."""
+    """Exact features for None, greedy landmarks for a rank, features of the given landmarks or
+    frequencies otherwise.
+    """
     kernel = as_kernel(kernel)
     if landmarks is None:
         return dense_gram(kernel, points, mask)
@@ -28,7 +31,8 @@ def fit_features(
         landmarks = greedy_landmarks(kernel, points, rank=int(landmarks))
     if not isinstance(landmarks, Landmarks):
         raise ValueError(
-            "Landmarks must be None (exact), a rank, `Landmarks`, or `RandomFourier` of random Fourier features; "
+            "Landmarks must be None (exact), a rank, `Landmarks`, or `RandomFourier` of random "
+            "Fourier features; "
             f"got {type(landmarks).__name__}."
         )
     return landmark_features(kernel, points, landmarks, mask)

@@ -1,8 +1,11 @@
-r"""Samples with their Gram matrix, exact or as $K \approx \Phi \Phi^\top$, and the linear algebra the rules need of them.
+r"""Samples with their Gram matrix, exact or as $K \approx \Phi \Phi^\top$, and the linear algebra
+the
+rules need of them.
 
-Every rule of the library is written once, against the methods of `AbstractFeatures`. A point enters them as its *code*,
-a row of r numbers that is linear in the embedding of the point: `k(X, x)` for the exact Gram matrix (r = n), the
-feature vector `phi(x)` for a feature map (r << n). The code of an embedding is the weighted sum of its points' coordinates.
+Every rule of the library is written once, against the methods of `AbstractFeatures`. A point enters
+them as its *code*, a row of r numbers that is linear in the embedding of the point: `k(X, x)` for
+the exact Gram matrix (r = n), the feature vector `phi(x)` for a feature map (r << n). The code of
+an embedding is the weighted sum of its points' coordinates.
 """
 
 import abc
@@ -27,11 +30,11 @@ from ..kernels import AbstractKernel
 class AbstractFeatures(eqx.Module):
     """A sample of n points with (an approximation of) its Gram matrix K.
 
-    Where a `mask` is given, points at False are padding: their rows and columns of K are zero, they get no weight, and n
-    counts the others.
+    Where a `mask` is given, points at False are padding: their rows and columns of K are zero, they
+    get no weight, and n counts the others.
 
-    A finished object caches arrays that depend on the kernel's parameters: never replace the kernel in it; fit anew,
-    inside the loss if a gradient is wanted.
+    A finished object caches arrays that depend on the kernel's parameters: never replace the kernel
+    in it; fit anew, inside the loss if a gradient is wanted.
     """
 
     kernel: eqx.AbstractVar[AbstractKernel]
@@ -67,7 +70,9 @@ class AbstractFeatures(eqx.Module):
 
     @abc.abstractmethod
     def ridge_matrix(self, centered: bool) -> Float[Array, "r r"]:
-        """The matrix that a ridge regression on this sample inverts (plus its ridge), centered in feature space if asked."""
+        """The matrix that a ridge regression on this sample inverts (plus its ridge), centered in
+        feature space if asked.
+        """
 
     @abc.abstractmethod
     def posterior(
@@ -78,8 +83,8 @@ class AbstractFeatures(eqx.Module):
     ) -> tuple[Float[Array, "b n"], Float[Array, "b n"]]:
         r"""Both forms of Bayes' rule need the same solve with D = diag(weights), of any sign.
 
-        **Returns:** $\beta = D K ((D K)^2 + \delta I)^{-1} D k$ and $g = K ((D K)^2 + \delta I)^{-1} D k$ with
-        $\beta = D g$, for each code of an observation (its $k$).
+        **Returns:** $\beta = D K ((D K)^2 + \delta I)^{-1} D k$ and $g = K ((D K)^2 + \delta
+        I)^{-1} D k$ with $\beta = D g$, for each code of an observation (its $k$).
         """
 
     @abc.abstractmethod
@@ -89,7 +94,10 @@ class AbstractFeatures(eqx.Module):
         coordinates: Float[Array, "b r"],
         regularizer: Float[Array, ""],
     ) -> Float[Array, "b n"]:
-        r"""$g = (K D + \delta I)^{-1} k$ with D = diag(weights) >= 0, for each code: `importance_posterior` is $D g$."""
+        r"""$g = (K D + \delta I)^{-1} k$ with D = diag(weights) >= 0, for each code.
+
+        `importance_posterior` is $D g$.
+        """
 
     @abc.abstractmethod
     def importance_posterior(
@@ -98,7 +106,9 @@ class AbstractFeatures(eqx.Module):
         coordinates: Float[Array, "b r"],
         regularizer: Float[Array, ""],
     ) -> Float[Array, "b n"]:
-        r"""$\sqrt{D} (\sqrt{D} K \sqrt{D} + \delta I)^{-1} \sqrt{D} k = (D K + \delta I)^{-1} D k$ for weights >= 0."""
+        r"""$\sqrt{D} (\sqrt{D} K \sqrt{D} + \delta I)^{-1} \sqrt{D} k = (D K + \delta I)^{-1} D k$
+        for weights >= 0.
+        """
 
     @property
     def size(self) -> int:
@@ -128,25 +138,37 @@ class AbstractFeatures(eqx.Module):
         return values if self.mask is None else jnp.where(self.mask, values, 0)
 
     def ridge(self, regularizer: Float[Array, ""], centered: bool = False) -> AbstractFactor:
-        """Factor of `K + n regularizer I`, or of its feature form; cost O(n^3) exact, O(n r^2) for features."""
+        """Factor of `K + n regularizer I`, or of its feature form.
+
+        Cost O(n^3) exact, O(n r^2) for features.
+        """
         return psd_factor(self.ridge_matrix(centered), self.count * regularizer)
 
     def ridge_weights(
         self, factor: AbstractFactor, coordinates: Float[Array, "b r"]
     ) -> Float[Array, "b n"]:
-        """`(K + n regularizer I)^{-1} k` for each code; cost O(n^2) exact, O(n r + r^2) for features."""
+        """`(K + n regularizer I)^{-1} k` for each code.
+
+        Cost O(n^2) exact, O(n r + r^2) for features.
+        """
         return self.to_sample(factor.solve(coordinates.T).T)
 
     def project(
         self, coordinates: Float[Array, "b r"], regularizer: Float[Array, ""]
     ) -> Float[Array, "b n"]:
-        """Weights on this sample for embeddings given by their coordinates, by ridge regression: `ridge` and `ridge_weights` in one."""
+        """Weights on this sample for embeddings given by their coordinates, by ridge regression.
+
+        `ridge` and `ridge_weights` in one.
+        """
         return self.ridge_weights(self.ridge(regularizer), coordinates)
 
     def ridge_values(
         self, factor: AbstractFactor, values: Float[Array, "b n"], coordinates: Float[Array, "m r"]
     ) -> Float[Array, "b m"]:
-        """`k(X, x)^T (K + n regularizer I)^{-1} values` at each code: kernel ridge regression; the adjoint of `ridge_weights`."""
+        """`k(X, x)^T (K + n regularizer I)^{-1} values` at each code.
+
+        Kernel ridge regression; the adjoint of `ridge_weights`.
+        """
         return matmul(factor.solve(self.from_sample(values).T).T, coordinates.T)
 
 
@@ -221,12 +243,14 @@ class DenseGram(AbstractGram):
 
 
 class AbstractFeatureMap(AbstractFeatures):
-    r"""A finite feature map, $k(x, y) \approx \phi(x)^\top \phi(y)$; coordinates are feature vectors.
+    r"""A finite feature map, $k(x, y) \approx \phi(x)^\top \phi(y)$; coordinates are feature
+    vectors.
 
-    With $\Phi$ `[n, r]`, $A = \Phi^\top D \Phi$ and $k = \Phi l$, the push-through identity turns every n x n solve into
-    an r x r one, exact for $K = \Phi \Phi^\top$:
+    With $\Phi$ `[n, r]`, $A = \Phi^\top D \Phi$ and $k = \Phi l$, the push-through identity turns
+    every n x n solve into an r x r one, exact for $K = \Phi \Phi^\top$:
 
-    $$ (\Phi \Phi^\top + n \lambda I)^{-1} \Phi l = \Phi (\Phi^\top \Phi + n \lambda I)^{-1} l, \qquad
+    $$ (\Phi \Phi^\top + n \lambda I)^{-1} \Phi l = \Phi (\Phi^\top \Phi + n \lambda I)^{-1} l,
+       \qquad
        K ((D K)^2 + \delta I)^{-1} D k = \Phi A (A^2 + \delta I)^{-1} l. $$
     """
 
@@ -245,7 +269,8 @@ class AbstractFeatureMap(AbstractFeatures):
         return matmul(values, self.matrix)
 
     def center(self, coordinates: Float[Array, "b r"]) -> Float[Array, "b r"]:
-        return coordinates  # The features of the sample are centered instead, in `ridge_matrix` and behind `to_sample`.
+        # The features of the sample are centered instead, in `ridge_matrix` and behind `to_sample`.
+        return coordinates
 
     def ridge_matrix(self, centered: bool) -> Float[Array, "r r"]:
         features = (
@@ -301,7 +326,10 @@ def dense_gram(kernel: Any, points: Points, mask: Bool[Array, " n"] | None = Non
 def checked_coordinates(
     features: AbstractFeatures, points: Point | Points, name: str
 ) -> tuple[Float[Array, "b r"], bool]:
-    """Codes of one point or of a batch, checked against the training sample; and whether it was one point."""
+    """Codes of one point or of a batch, checked against the training sample.
+
+    And whether it was one point.
+    """
     batch, single = as_batch(points, name, features.points, f"training {name}")
     features.kernel.check(batch, name)
     return features.coordinates(batch), single

@@ -1,10 +1,13 @@
-r"""Random Fourier features of shift-invariant kernels: a feature map that does not look at the sample.
+r"""Random Fourier features of shift-invariant kernels: a feature map that does not look at the
+sample.
 
-$$ \phi(x) = \sqrt{2 / r}\, [\cos(\omega_j^\top x / h), \sin(\omega_j^\top x / h)]_{j \le r / 2}, \qquad
+$$ \phi(x) = \sqrt{2 / r}\, [\cos(\omega_j^\top x / h), \sin(\omega_j^\top x / h)]_{j \le r / 2},
+   \qquad
    E\, \phi(x)^\top \phi(y) = k(x, y), \quad \phi(x)^\top \phi(x) = k(x, x) = 1, $$
 
-with $\omega_j$ from the spectral density of the kernel of bandwidth 1 (Rahimi and Recht 2007). The draws are kept and the
-bandwidth h divides them, so a loss with fixed draws is a smooth function of h and its gradient flows through the features.
+with $\omega_j$ from the spectral density of the kernel of bandwidth 1 (Rahimi and Recht 2007). The
+draws are kept and the bandwidth h divides them, so a loss with fixed draws is a smooth function of
+h and its gradient flows through the features.
 """
 
 import functools
@@ -39,11 +42,13 @@ _Term = tuple[list[Float[Array, ""]], list[tuple[AbstractShiftInvariant, Any]]]
 
 
 class RandomFourier(eqx.Module):
-    """Draws for random Fourier features, to be passed wherever landmarks are; made by `random_fourier`.
+    """Draws for random Fourier features, to be passed wherever landmarks are; made by
+    `random_fourier`.
 
-    `draws` holds, for each term of a sum of products of kernels and each factor of the term, frequencies `[r_t / 2, d]`
-    for bandwidth 1; `center` `[1, ...]` is subtracted from the points, which changes no inner product of features but
-    keeps the digits of the angles; `families` names the kernels the draws belong to.
+    `draws` holds, for each term of a sum of products of kernels and each factor of the term,
+    frequencies `[r_t / 2, d]` for bandwidth 1; `center` `[1, ...]` is subtracted from the points,
+    which changes no inner product of features but keeps the digits of the angles; `families` names
+    the kernels the draws belong to.
     """
 
     draws: tuple[tuple[Float[Array, "q _"], ...], ...]
@@ -71,28 +76,35 @@ class FourierFeatures(AbstractFeatureMap):
 def random_fourier(
     kernel: Any, points: Points | int, *, rank: int, key: PRNGKeyArray, orthogonal: bool = False
 ) -> RandomFourier:
-    r"""Draw the frequencies of r random Fourier features of a shift-invariant kernel (Rahimi and Recht 2007).
+    r"""Draw the frequencies of r random Fourier features of a shift-invariant kernel (Rahimi and
+    Recht
+    2007).
 
-    Pass the result where landmarks are taken: `fit_conditional(..., landmarks_x=random_fourier(...))`. The features are
-    $\sqrt{2 / r} [\cos(\omega_j^\top x / h), \sin(\omega_j^\top x / h)]$, whose inner products have mean k(x, y) over the
-    draws and variance $(1 + k(2 (x - y)) - 2 k(x - y)^2) / r$; they do not adapt to the sample as landmarks do.
+    Pass the result where landmarks are taken: `fit_conditional(...,
+    landmarks_x=random_fourier(...))`. The features are $\sqrt{2 / r} [\cos(\omega_j^\top x / h),
+    \sin(\omega_j^\top x / h)]$, whose inner products have mean k(x, y) over the draws and variance
+    $(1 + k(2 (x - y)) - 2 k(x - y)^2) / r$; they do not adapt to the sample as landmarks do.
 
     **Arguments:**
 
-    - `kernel`: Gaussian, Laplace (independent Cauchy frequencies), Matern12, Matern32 or Matern52 (multivariate Student t
-      with 1, 3, 5 degrees of freedom), with scalar or ARD bandwidth; `factor * k`; and `k + l` or `DirectSum` by
-      concatenation, `k * l` or `TensorProduct` by adding the angles, of any of these. The draws depend on the kernel's
-      family only: use them with every bandwidth.
-    - `points`: a sample `[n, ...]` for the shape, dtype and center of the points, or their number of coordinates d.
+    - `kernel`: Gaussian, Laplace (independent Cauchy frequencies), Matern12, Matern32 or Matern52
+      (multivariate Student t with 1, 3, 5 degrees of freedom), with scalar or ARD bandwidth;
+      `factor * k`; and `k + l` or `DirectSum` by concatenation, `k * l` or `TensorProduct` by
+      adding the angles, of any of these. The draws depend on the kernel's family only: use them
+      with every bandwidth.
+    - `points`: a sample `[n, ...]` for the shape, dtype and center of the points, or their number
+      of coordinates d.
     - `rank`: number r of features, even; for a sum of T products a multiple of 2 T.
     - `key`: randomness.
-    - `orthogonal`: frequencies in blocks of d orthogonal ones, each of the right marginal law, which lowers the variance
-      (Yu et al. 2016). Not for Laplace, whose spectral density is no function of the length.
+    - `orthogonal`: frequencies in blocks of d orthogonal ones, each of the right marginal law,
+      which lowers the variance (Yu et al. 2016). Not for Laplace, whose spectral density is no
+      function of the length.
 
-    **Returns:** `RandomFourier`. Cost O(r d), orthogonal O(r d^2); their features at n points cost O(n r d).
+    **Returns:** `RandomFourier`. Cost O(r d), orthogonal O(r d^2); their features at n points cost
+    O(n r d).
 
-    **Raises:** `ValueError` for a kernel without a spectral density to draw from, a `rank` that is not such a multiple,
-    points outside the kernel's domain, or `orthogonal` with Laplace.
+    **Raises:** `ValueError` for a kernel without a spectral density to draw from, a `rank` that is
+    not such a multiple, points outside the kernel's domain, or `orthogonal` with Laplace.
     """
     kernel = as_kernel(kernel)
     if isinstance(points, (int, np.integer)):
@@ -103,7 +115,8 @@ def random_fourier(
     rank = as_count(rank, "rank")
     if rank % (2 * len(terms)):
         raise ValueError(
-            f"`rank` must be a multiple of {2 * len(terms)} (pairs of features, {len(terms)} terms), got {rank}."
+            f"`rank` must be a multiple of {2 * len(terms)} (pairs of features, {len(terms)} "
+            f"terms), got {rank}."
         )
     count = rank // (2 * len(terms))
     keys = iter(jax.random.split(key, sum(len(leaves) for _, leaves in terms)))
@@ -125,9 +138,12 @@ def random_fourier(
 def fourier_features(
     kernel: Any, points: Points, frequencies: RandomFourier, mask: Bool[Array, " n"] | None = None
 ) -> FourierFeatures:
-    r"""Features of given frequencies at a sample `[n, ...]`, with a `mask` `[n]` False at padding; O(n r d), memory O(n r).
+    r"""Features of given frequencies at a sample `[n, ...]`, with a `mask` `[n]` False at padding;
+    O(n
+    r d), memory O(n r).
 
-    **Raises:** `ValueError` if the frequencies were drawn for kernels of other families or for points of another shape.
+    **Raises:** `ValueError` if the frequencies were drawn for kernels of other families or for
+    points of another shape.
     """
     kernel = as_kernel(kernel)
     check_alike(frequencies.center, "frequencies", points, "points")
@@ -135,7 +151,8 @@ def fourier_features(
     kernel.check(points, "points")
     if families != frequencies.families:
         raise ValueError(
-            f"The frequencies were drawn for {frequencies.families}, but the kernel is of {families}."
+            f"The frequencies were drawn for {frequencies.families}, but the kernel is of "
+            f"{families}."
         )
     coordinates = masked_rows(_features(kernel, frequencies, points), mask)
     return FourierFeatures(kernel, points, coordinates, mask, frequencies)
@@ -168,10 +185,12 @@ def _families(terms: Sequence[_Term]) -> tuple[tuple[str, ...], ...]:
 
 
 def _expand(kernel: AbstractKernel, points: Points) -> list[_Term]:
-    """The kernel as a sum of products of shift-invariant ones, each with the part of the points that it is a kernel on.
+    """The kernel as a sum of products of shift-invariant ones, each with the part of the points
+    that
+    it is a kernel on.
 
-    The spectral density of a product is the law of the sum of independent frequencies; features of a sum are
-    concatenated.
+    The spectral density of a product is the law of the sum of independent frequencies; features of
+    a sum are concatenated.
     """
     if isinstance(kernel, AbstractShiftInvariant):
         return [([], [(kernel, points)])]
@@ -187,7 +206,8 @@ def _expand(kernel: AbstractKernel, points: Points) -> list[_Term]:
         operands = [_expand(part, own) for part, own in zip(kernel.kernels, points, strict=True)]
     else:
         raise ValueError(
-            f"{type(kernel).__name__} has no spectral density to draw frequencies from. {WITH_SPECTRUM}"
+            f"{type(kernel).__name__} has no spectral density to draw frequencies from. "
+            f"{WITH_SPECTRUM}"
         )
     chain = itertools.chain.from_iterable
     if isinstance(kernel, (Sum, DirectSum)):

@@ -1,8 +1,11 @@
-r"""Exact ridge regression on samples whose Gram matrix does not fit in memory: conjugate gradients with blocked products.
+r"""Exact ridge regression on samples whose Gram matrix does not fit in memory: conjugate gradients
+with
+blocked products.
 
 Each iteration costs one product $K P$, in blocks of rows (`gram_matvec`). Their number is that of
-$M^{-1} (K + n \lambda I)$ with $M = \Phi \Phi^\top + n \lambda I$ from landmark features $\Phi$: its condition number is at most
-$1 + |K - \Phi \Phi^\top| / (n \lambda)$, so it takes tens of iterations once the landmarks explain K down to the ridge.
+$M^{-1} (K + n \lambda I)$ with $M = \Phi \Phi^\top + n \lambda I$ from landmark features $\Phi$:
+its condition number is at most $1 + |K - \Phi \Phi^\top| / (n \lambda)$, so it takes tens of
+iterations once the landmarks explain K down to the ridge.
 """
 
 from collections.abc import Callable
@@ -24,19 +27,23 @@ _CANDIDATES = 10  # points among which a landmark is chosen, for each landmark
 
 
 class ConjugateGradient(eqx.Module):
-    r"""How to solve with $K + n \lambda I$ without forming K: conjugate gradients, preconditioned by landmarks.
+    r"""How to solve with $K + n \lambda I$ without forming K: conjugate gradients, preconditioned
+    by
+    landmarks.
 
     **Arguments** (all but `landmarks` static):
 
-    - `rank`: number r of landmarks of the preconditioner, chosen greedily among at most 10 r points at even steps
-      through the sample; 0 for none. More landmarks, fewer iterations: memory O(n r), O(n r^2) once.
+    - `rank`: number r of landmarks of the preconditioner, chosen greedily among at most 10 r points
+      at even steps through the sample; 0 for none. More landmarks, fewer iterations: memory O(n r),
+      O(n r^2) once.
     - `landmarks`: given `Landmarks` for the preconditioner, instead of a rank.
-    - `tolerance`: on the residual $|b - (K + n \lambda I) w| / |b|$ of each column; by default 1e-8 in float64, 1e-5 in
-      float32. A float32 residual has a floor of about 1e-7 |K| / (n lambda).
+    - `tolerance`: on the residual $|b - (K + n \lambda I) w| / |b|$ of each column; by default 1e-8
+      in float64, 1e-5 in float32. A float32 residual has a floor of about 1e-7 |K| / (n lambda).
     - `max_iterations`: limit on the iterations of one solve.
     - `block`: rows of K formed at a time, as in `gram_matvec`.
-    - `throw`: raise an `equinox.EquinoxRuntimeError` when the program runs and a column ends above the tolerance, also
-      in the solve of a gradient. If False the last iterate is returned: look at `ConjugateGradientFactor.diagnose`.
+    - `throw`: raise an `equinox.EquinoxRuntimeError` when the program runs and a column ends above
+      the tolerance, also in the solve of a gradient. If False the last iterate is returned: look at
+      `ConjugateGradientFactor.diagnose`.
     """
 
     rank: int = eqx.field(static=True, default=300)
@@ -55,12 +62,16 @@ class ConjugateGradient(eqx.Module):
         tolerance = self.tolerance
         if tolerance is not None and (not is_concrete(tolerance) or not 0 < tolerance < 1):
             raise ValueError(
-                f"`tolerance` must be a plain number in (0, 1), or None for the default; got {tolerance}."
+                f"`tolerance` must be a plain number in (0, 1), or None for the default; got "
+                f"{tolerance}."
             )
 
 
 class SolveReport(eqx.Module):
-    """What conjugate gradients did: `iterations` and relative `residual` of each column, and whether it `converged`."""
+    """What conjugate gradients did.
+
+    `iterations` and relative `residual` of each column, and whether it `converged`.
+    """
 
     iterations: Int[Array, " k"]
     residual: Float[Array, " k"]
@@ -68,10 +79,13 @@ class SolveReport(eqx.Module):
 
 
 class ConjugateGradientFactor(AbstractFactor):
-    r"""$K + s I$, or $H K H + s I$ if `centered`, ready to be solved with by conjugate gradients; K is never formed.
+    r"""$K + s I$, or $H K H + s I$ if `centered`, ready to be solved with by conjugate gradients; K
+    is
+    never formed.
 
-    `coordinates` holds the landmark features $\Phi$ `[n, r]` of the preconditioner and `inner` the factor of
-    $\Phi^\top \Phi + s I$. Gradients come from kernel, points and shift by implicit differentiation: one more solve.
+    `coordinates` holds the landmark features $\Phi$ `[n, r]` of the preconditioner and `inner` the
+    factor of $\Phi^\top \Phi + s I$. Gradients come from kernel, points and shift by implicit
+    differentiation: one more solve.
     """
 
     kernel: AbstractKernel
@@ -86,7 +100,9 @@ class ConjugateGradientFactor(AbstractFactor):
         return self.diagnose(b)[0]
 
     def diagnose(self, b: Float[Array, "n *k"]) -> tuple[Float[Array, "n *k"], SolveReport]:
-        """The solution and the report on it, for b `[n]` or columns `[n, ...]`, all iterated at once, each with its own steps.
+        """The solution and the report on it, for b `[n]` or columns `[n, ...]`, all iterated at
+        once,
+        each with its own steps.
 
         Cost O(n^2 (d + k)) an iteration, memory O(n (block + r + k)).
         """
@@ -130,8 +146,10 @@ def _solve(
             solution = eqx.error_if(
                 solution,
                 ~report.converged,
-                "Conjugate gradients did not reach the tolerance. Give the preconditioner more landmarks (`rank`), raise "
-                "`max_iterations`, `tolerance` or the regularizer, or compute in float64; `throw=False` and "
+                "Conjugate gradients did not reach the tolerance. Give the preconditioner more "
+                "landmarks (`rank`), raise "
+                "`max_iterations`, `tolerance` or the regularizer, or compute in float64; "
+                "`throw=False` and "
                 "`factor.diagnose` show how far it came.",
             )
         return solution * scale, report
@@ -146,12 +164,15 @@ def _norms(x: Float[Array, "n k"]) -> Float[Array, " k"]:
 def _iterate(
     factor: ConjugateGradientFactor, b: Float[Array, "n k"], tolerance: float, limit: int
 ) -> tuple[Float[Array, "n k"], SolveReport]:
-    """Conjugate gradients for columns of unit norm, begun again from the true residual while that still helps."""
+    """Conjugate gradients for columns of unit norm, begun again from the true residual while that
+    still helps.
+    """
 
     def unfinished(state):
         _, residual, before, counts = state
         worst = jnp.max(_norms(residual))
-        # NaN must end the loop as well; a residual that no longer halves has met the floor of the precision.
+        # NaN must end the loop as well; a residual that no longer halves has met the floor of the
+        # precision.
         return (worst > tolerance) & (worst <= before / 2) & (jnp.max(counts) < limit)
 
     def cycle(state):
@@ -176,7 +197,10 @@ def _cycle(
     tolerance: float,
     limit: Int[Array, ""],
 ) -> tuple[Float[Array, "n k"], Int[Array, " k"]]:
-    """One run of preconditioned conjugate gradients from zero; every column has its own steps and rests once it is done."""
+    """One run of preconditioned conjugate gradients from zero.
+
+    Every column has its own steps and rests once it is done.
+    """
 
     def unfinished(state):
         _, residual, _, _, counts = state
@@ -205,8 +229,9 @@ def _cycle(
 class LazyGram(AbstractGram):
     """The exact Gram matrix, not stored: ridge regressions on it are solved by conjugate gradients.
 
-    Memory O(n (block + r)) for `coordinates`, `ridge` and what follows from them. `coordinates`, `ridge_matrix` and both posteriors (Bayes'
-    rule for the variable of this sample) still form the n x n matrix, when asked.
+    Memory O(n (block + r)) for `coordinates`, `ridge` and what follows from them. `coordinates`,
+    `ridge_matrix` and both posteriors (Bayes' rule for the variable of this sample) still form the
+    n x n matrix, when asked.
     """
 
     kernel: AbstractKernel
@@ -251,7 +276,10 @@ class LazyGram(AbstractGram):
 
 
 def lazy_gram(kernel: AbstractKernel, points: Points, settings: ConjugateGradient) -> LazyGram:
-    """A checked sample, with the landmark features that precondition its solves. Cost O(n r^2 + n r d)."""
+    """A checked sample, with the landmark features that precondition its solves.
+
+    Cost O(n r^2 + n r d).
+    """
     landmarks, rank = settings.landmarks, settings.rank
     if landmarks is None and rank:
         candidates = take(points, slice(None, None, max(1, size(points) // (_CANDIDATES * rank))))

@@ -1,8 +1,9 @@
 r"""Features of r landmark points, $\phi(x) = L^{-1} k(P, x)$ with $k(P, P) = L L^\top$ (Nystroem).
 
-The choice of landmarks is discrete and carries no gradient; the features are an ordinary differentiable function of the kernel's
-parameters. A loss that chooses landmarks anew at every evaluation jumps where the choice changes; choose once
-outside the loss and pass them in for a smooth one.
+The choice of landmarks is discrete and carries no gradient; the features are an ordinary
+differentiable function of the kernel's parameters. A loss that chooses landmarks anew at every
+evaluation jumps where the choice changes; choose once outside the loss and pass them in for a
+smooth one.
 """
 
 from typing import Any
@@ -20,20 +21,29 @@ from ._features import AbstractFeatureMap, masked_rows
 
 
 class Landmarks(eqx.Module):
-    """Landmark points; `active` is False where the rank of the Gram matrix ran out before r points were found."""
+    """Landmark points.
+
+    `active` is False where the rank of the Gram matrix ran out before r points were found.
+    """
 
     points: Points
     active: Bool[Array, " r"]
 
 
 def given_landmarks(points: Points) -> Landmarks:
-    """The given points `[r, ...]` as landmarks. They are differentiable: inducing points can be learned."""
+    """The given points `[r, ...]` as landmarks.
+
+    They are differentiable: inducing points can be learned.
+    """
     points = check_finite(as_points(points, "points"), "points")
     return Landmarks(points, jnp.ones(size(points), bool))
 
 
 class LandmarkFeatures(AbstractFeatureMap):
-    """Feature map of landmarks. Columns of inactive landmarks are zero, value and gradient. Memory O(n r + r^2)."""
+    """Feature map of landmarks.
+
+    Columns of inactive landmarks are zero, value and gradient. Memory O(n r + r^2).
+    """
 
     kernel: AbstractKernel
     points: Points
@@ -56,7 +66,10 @@ class LandmarkFeatures(AbstractFeatureMap):
         return _whiten(self.landmarks, self.cholesky, values)
 
     def on_landmarks(self, coordinates: Float[Array, "*b r"]) -> Float[Array, "*b r"]:
-        r"""Weights $L^{-\top} c$ on the landmark points, of embeddings with coordinates c; exact in the span of the landmarks."""
+        r"""Weights $L^{-\top} c$ on the landmark points, of embeddings with coordinates c.
+
+        Exact in the span of the landmarks.
+        """
         flat = coordinates.reshape(-1, coordinates.shape[-1])
         return jax.scipy.linalg.solve_triangular(
             self.cholesky, flat.T, lower=True, trans=1
@@ -77,7 +90,10 @@ def _whiten(
 
 
 def only_active(matrix: Float[Array, "r r"], active: Bool[Array, " r"]) -> Float[Array, "r r"]:
-    """A Gram matrix of landmarks with those that are not active apart, at the scale of the rest: jitter and shifts follow it."""
+    """A Gram matrix of landmarks with those that are not active apart, at the scale of the rest.
+
+    Jitter and shifts follow it.
+    """
     both = active[:, None] & active[None, :]
     total = lax.stop_gradient(jnp.sum(jnp.where(active, jnp.diagonal(matrix), 0)))
     mean = safe_divide(total, jnp.sum(active).astype(total.dtype))
@@ -89,11 +105,12 @@ def landmark_features(
 ) -> LandmarkFeatures:
     r"""Features $\phi(x) = L^{-1} k(P, x)$ of given landmarks at a sample.
 
-    **Arguments:** `kernel`; `points`, a sample `[n, ...]`; `landmarks` with r points of the same kind; `mask`
-    `[n]`, False where a point is padding.
+    **Arguments:** `kernel`; `points`, a sample `[n, ...]`; `landmarks` with r points of the same
+    kind; `mask` `[n]`, False where a point is padding.
 
-    Cost O(n r d + n r^2 + r^3), memory O(n r). The landmark Gram matrix gets ten times the library's jitter, so
-    that value and gradient stay finite for repeated or nearly repeated landmarks.
+    Cost O(n r d + n r^2 + r^3), memory O(n r). The landmark Gram matrix gets ten times the
+    library's jitter, so that value and gradient stay finite for repeated or nearly repeated
+    landmarks.
     """
     kernel = as_kernel(kernel)
     check_alike(landmarks.points, "landmarks", points, "points")

@@ -1,4 +1,7 @@
-"""Pivots among proposed points: their choice within a block, and randomly pivoted Cholesky by rejection."""
+"""Pivots among proposed points.
+
+Their choice within a block, and randomly pivoted Cholesky by rejection.
+"""
 
 import equinox as eqx
 import jax
@@ -10,7 +13,8 @@ from .._numerics import matmul, safe_divide
 from .._typing import Array, Bool, Float, Int, Points, PRNGKeyArray
 from ..kernels import AbstractKernel
 
-#: All residuals are computed anew once this share of n proposals has been refused, `_TILE` points by `_GROUP` pivots at a time.
+#: All residuals are computed anew once this share of n proposals has been refused, `_TILE` points
+#: by `_GROUP` pivots at a time.
 _REFUSALS = 1 / 16
 _TILE, _GROUP = 2048, 64
 
@@ -25,7 +29,10 @@ class _Sample(eqx.Module):
 
 
 class Pivots(eqx.Module):
-    """Pivots under way: of `index` and of `lower`, the Cholesky factor of their Gram matrix, `count` rows are filled."""
+    """Pivots under way.
+
+    Of `index` and of `lower`, the Cholesky factor of their Gram matrix, `count` rows are filled.
+    """
 
     index: Int[Array, " q"]
     lower: Float[Array, "q q"]
@@ -45,7 +52,8 @@ class Pivots(eqx.Module):
 class _Proposals(eqx.Module):
     """Where the proposals from one state of the residuals stand.
 
-    From the latest block: `trace`, an estimate of the sum of all residuals before it, and `least`, a lower bound of it after.
+    From the latest block: `trace`, an estimate of the sum of all residuals before it, and `least`,
+    a lower bound of it after.
     """
 
     pivots: Pivots
@@ -66,10 +74,11 @@ def rejection_pivots(
 ) -> Pivots:
     """Randomly pivoted Cholesky, `block` proposals at a time.
 
-    A point is proposed in proportion to its residual as last computed, and accepted with the share of it that is left: so the
-    law is that of one pivot at a time (Epperly and Moreno 2023; in blocks: Epperly, Tropp and Webber 2024). The residual of a
-    proposal costs O((r + block)^2 + r d), whatever n is. Those of all points, O(n r^2 + n r d) with memory O(n), are computed
-    anew once too many proposals were refused.
+    A point is proposed in proportion to its residual as last computed, and accepted with the share
+    of it that is left: so the law is that of one pivot at a time (Epperly and Moreno 2023; in
+    blocks: Epperly, Tropp and Webber 2024). The residual of a proposal costs O((r + block)^2 + r
+    d), whatever n is. Those of all points, O(n r^2 + n r d) with memory O(n), are computed anew
+    once too many proposals were refused.
     """
     kernel, x = lax.stop_gradient((kernel, x))
     sample = _Sample(kernel, x, kernel.diagonal(x))
@@ -118,7 +127,9 @@ def rejection_pivots(
 def _propose(
     sample: _Sample, residual, cumulative, rank: int, key, block: int, now: _Proposals
 ) -> _Proposals:
-    """Draw `block` points in proportion to `residual`, with these cumulative sums, and add those that are accepted."""
+    """Draw `block` points in proportion to `residual`, with these cumulative sums, and add those
+    that are accepted.
+    """
     pivots, kernel = now.pivots, sample.kernel
     draw, accept = jax.random.split(jax.random.fold_in(key, now.step))
     candidates = _indices(draw, cumulative, block).astype(pivots.index.dtype)
@@ -151,7 +162,10 @@ def _propose(
 
 
 def _residuals(sample: _Sample, pivots: Pivots) -> tuple[Float[Array, " n"], Float[Array, " q"]]:
-    """Residuals of all points, and what each pivot took from their sum: forward substitution for a tile of points at a time."""
+    """Residuals of all points, and what each pivot took from their sum.
+
+    Forward substitution for a tile of points at a time.
+    """
     n, width, group = size(sample.x), pivots.index.shape[0], _GROUP
     tile, filled, lower = min(_TILE, n), pivots.filled, pivots.factor()
     corners = jnp.stack([lower[i : i + group, i : i + group] for i in range(0, width, group)])
@@ -198,24 +212,28 @@ def _residuals(sample: _Sample, pivots: Pivots) -> tuple[Float[Array, " n"], Flo
 
 
 def _indices(key: PRNGKeyArray, cumulative: Float[Array, " n"], count: int) -> Int[Array, " c"]:
-    """`count` independent indices, drawn in proportion to weights of which these are the cumulative sums."""
+    """`count` independent indices, drawn in proportion to weights of which these are the cumulative
+    sums.
+    """
     heights = cumulative[-1] * jax.random.uniform(key, (count,), cumulative.dtype)
     return jnp.minimum(jnp.searchsorted(cumulative, heights, side="right"), cumulative.shape[0] - 1)
 
 
 def draw_indices(key: PRNGKeyArray, weights: Float[Array, " n"], count: int) -> Int[Array, " c"]:
-    """`count` independent indices, drawn in proportion to non-negative weights, in O(n + count log n)."""
+    """`count` independent indices, drawn in proportion to non-negative weights, in O(n + count log
+    n).
+    """
     return _indices(key, jnp.cumsum(weights), count)
 
 
 def choose_pivots(matrix, candidates, heights, bars, greedy: bool, block: int, room):
     """Pivots among candidates: those that are above their bar when their turn comes.
 
-    Turns go to the largest height that is left (`greedy`, as many as `block`), or to all candidates in their order. At most
-    `room` (an array) and `block` (static) are chosen.
+    Turns go to the largest height that is left (`greedy`, as many as `block`), or to all candidates
+    in their order. At most `room` (an array) and `block` (static) are chosen.
 
-    **Returns:** positions of the chosen `[block]`, columns of their Cholesky decomposition `[c, block]`, their number, and
-    the residuals `[c]` that they leave.
+    **Returns:** positions of the chosen `[block]`, columns of their Cholesky decomposition `[c,
+    block]`, their number, and the residuals `[c]` that they leave.
     """
 
     def turn(t, carry):

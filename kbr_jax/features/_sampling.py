@@ -1,4 +1,6 @@
-"""Landmarks by sampling in proportion to distances (k-means++), and from a stream that never fits in memory."""
+"""Landmarks by sampling in proportion to distances (k-means++), and from a stream that never fits
+in memory.
+"""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -26,25 +28,31 @@ _SLICE = 4096
 def kmeanspp_landmarks(
     x: Points, *, rank: int, key: PRNGKeyArray, kernel: Any = None, iterations: int = 0
 ) -> Landmarks:
-    r"""Landmarks by k-means++ seeding (Arthur and Vassilvitskii 2007), then Lloyd's iterations if asked for.
+    r"""Landmarks by k-means++ seeding (Arthur and Vassilvitskii 2007), then Lloyd's iterations if
+    asked
+    for.
 
-    The first point is drawn uniformly, each next one in proportion to $D_i^2$, the squared distance of point i to the
-    nearest one drawn: Euclidean, or, with a `kernel`, $k(x, x) - 2 k(x, c) + k(c, c)$ in its space of functions. Lloyd's
-    iterations move every center to the mean of the points nearest to it (Zhang, Tsang and Kwok 2008 take these as landmarks).
+    The first point is drawn uniformly, each next one in proportion to $D_i^2$, the squared distance
+    of point i to the nearest one drawn: Euclidean, or, with a `kernel`, $k(x, x) - 2 k(x, c) + k(c,
+    c)$ in its space of functions. Lloyd's iterations move every center to the mean of the points
+    nearest to it (Zhang, Tsang and Kwok 2008 take these as landmarks).
 
     **Arguments:**
 
     - `x`: sample `[n, ...]`; arrays of real coordinates, or any points that the `kernel` takes.
     - `rank`: number r of landmarks, at most n (static). `key`: randomness.
-    - `kernel`: measures the distances of the seeding; Euclidean if None. Lloyd's iterations are Euclidean in any case.
-    - `iterations`: number of Lloyd's iterations (static); only for arrays. A center that loses all its points stays.
+    - `kernel`: measures the distances of the seeding; Euclidean if None. Lloyd's iterations are
+      Euclidean in any case.
+    - `iterations`: number of Lloyd's iterations (static); only for arrays. A center that loses all
+      its points stays.
 
-    **Returns:** r `Landmarks`, points of the sample for 0 iterations; not `active` where the sample holds fewer different
-    points. No gradient flows through them. Seeding costs O(n r d) in r passes over the sample and memory O(n d); an
-    iteration O(n r d) and memory O(r) more for each of up to 4096 points at a time.
+    **Returns:** r `Landmarks`, points of the sample for 0 iterations; not `active` where the sample
+    holds fewer different points. No gradient flows through them. Seeding costs O(n r d) in r passes
+    over the sample and memory O(n d); an iteration O(n r d) and memory O(r) more for each of up to
+    4096 points at a time.
 
-    **Raises:** `ValueError` for an empty or non-finite sample, a `rank` above n, `iterations` below 0, or points that are
-    not real arrays where distances are Euclidean.
+    **Raises:** `ValueError` for an empty or non-finite sample, a `rank` above n, `iterations` below
+    0, or points that are not real arrays where distances are Euclidean.
     """
     x = check_finite(as_points(x, "x"), "x")
     rank = as_count(rank, "rank", x, "x")
@@ -54,7 +62,8 @@ def kmeanspp_landmarks(
         kernel.check(x, "x")
     if (kernel is None or iterations) and not _is_real_array(x):
         raise ValueError(
-            "k-means needs `x` to be one array of real coordinates; for other points pass a `kernel` and 0 iterations."
+            "k-means needs `x` to be one array of real coordinates; for other points pass a "
+            "`kernel` and 0 iterations."
         )
     seeds, active = _seed(kernel, lax.stop_gradient(x), rank, key)
     return Landmarks(
@@ -122,24 +131,26 @@ def streaming_landmarks(
 ) -> Landmarks:
     r"""Landmarks of a sample that comes in chunks and is seen once, in any order.
 
-    A reservoir keeps a uniform subsample of `pool` of all the points seen (each gets a random priority, the largest stay);
-    randomly pivoted Cholesky then chooses among these. So the law of the landmarks is that of `rpcholesky_landmarks` on a uniform
-    subsample, whatever the order of the points, and for a stream of at most `pool` points it is `rpcholesky_landmarks` of all
-    points. The residual of the subsample estimates that of the stream; what is rarer than 1 in `pool` may be missed.
+    A reservoir keeps a uniform subsample of `pool` of all the points seen (each gets a random
+    priority, the largest stay); randomly pivoted Cholesky then chooses among these. So the law of
+    the landmarks is that of `rpcholesky_landmarks` on a uniform subsample, whatever the order of
+    the points, and for a stream of at most `pool` points it is `rpcholesky_landmarks` of all
+    points. The residual of the subsample estimates that of the stream; what is rarer than 1 in
+    `pool` may be missed.
 
     **Arguments:**
 
     - `kernel`: kernel, or a callable of two points.
-    - `chunks`: samples `[n_i, ...]` of one kind of point, from any iterable. All share one compilation: smaller ones are
-      padded to the size of the first, larger ones cut.
+    - `chunks`: samples `[n_i, ...]` of one kind of point, from any iterable. All share one
+      compilation: smaller ones are padded to the size of the first, larger ones cut.
     - `rank`: number r of landmarks. `key`: randomness.
     - `pool`: points that the reservoir holds, at least r; 10 r if None.
 
-    **Returns:** r `Landmarks`, fewer if fewer points came. Memory O(pool (d + r)) and one chunk; cost O(n log pool) for the stream
-    of n points and O(pool r^2 + pool r d) at its end.
+    **Returns:** r `Landmarks`, fewer if fewer points came. Memory O(pool (d + r)) and one chunk;
+    cost O(n log pool) for the stream of n points and O(pool r^2 + pool r d) at its end.
 
-    **Raises:** `ValueError` for an empty stream, an empty or non-finite chunk, chunks of different points or dtypes, or a
-    `pool` below `rank`.
+    **Raises:** `ValueError` for an empty stream, an empty or non-finite chunk, chunks of different
+    points or dtypes, or a `pool` below `rank`.
     """
     kernel, rank = as_kernel(kernel), as_count(rank, "rank")
     pool = _POOL * rank if pool is None else as_count(pool, "pool")
@@ -160,7 +171,9 @@ def streaming_landmarks(
 
 
 def _pieces(kernel: AbstractKernel, chunks: Iterable[Points]) -> Iterator[tuple[Points, int]]:
-    """The checked chunks as pieces of one size, with the number of points in each that are no padding."""
+    """The checked chunks as pieces of one size, with the number of points in each that are no
+    padding.
+    """
     first = None
     for index, chunk in enumerate(chunks):
         name = f"chunks[{index}]"
@@ -188,9 +201,13 @@ def _lengthened(points: Points, width: int) -> Points:
 def _absorb(
     points: Points, priorities: Array, piece: Points, count: Array, key: PRNGKeyArray
 ) -> tuple[Points, Array]:
-    """The reservoir after one more piece: the points of largest priority; padding has the priority of an empty place."""
+    """The reservoir after one more piece.
+
+    The points of largest priority; padding has the priority of an empty place.
+    """
     width = size(piece)
-    # Integers, since random floats have too few values near their largest to tell many points apart.
+    # Integers, since random floats have too few values near their largest to tell many points
+    # apart.
     bits = jnp.maximum(jax.random.bits(key, (width,), jnp.uint32), 1)
     own = jnp.where(jnp.arange(width) < count, bits, 0)
     priorities, best = lax.top_k(jnp.concatenate([priorities, own]), priorities.shape[0])

@@ -1,11 +1,14 @@
-"""Landmarks by pivoted incomplete Cholesky decomposition, one pivot at a time or in blocks, greedy or random.
+"""Landmarks by pivoted incomplete Cholesky decomposition, one pivot at a time or in blocks, greedy
+or
+random.
 
-With the pivots as landmarks, the features of `landmark_features` at the sample *are* that decomposition. The choice is
-discrete: everything here is behind `stop_gradient`.
+With the pivots as landmarks, the features of `landmark_features` at the sample *are* that
+decomposition. The choice is discrete: everything here is behind `stop_gradient`.
 
-A block proposes some points, decides among them on their own small residual matrix, and then adds the columns of the
-accepted ones to the factor by one matrix product: the same arithmetic as one pivot at a time, without reading the whole
-factor again for each. Random landmarks in blocks do without the factor (`rejection_pivots`).
+A block proposes some points, decides among them on their own small residual matrix, and then adds
+the columns of the accepted ones to the factor by one matrix product: the same arithmetic as one
+pivot at a time, without reading the whole factor again for each. Random landmarks in blocks do
+without the factor (`rejection_pivots`).
 """
 
 from typing import Any
@@ -22,25 +25,28 @@ from ..kernels import as_kernel
 from ._landmarks import Landmarks, given_landmarks
 from ._pivots import choose_pivots, draw_indices, rejection_pivots
 
-#: From this many points on, landmarks are chosen in blocks unless told otherwise: this changes the greedy choice, but not the
-#: law of the random one.
+#: From this many points on, landmarks are chosen in blocks unless told otherwise: this changes the
+#: greedy choice, but not the law of the random one.
 _MANY, _MANY_RANDOM = 10_000, 4_000
 _BLOCK = 64
 
 #: A block proposes this many points for each column that it may add.
 _PROPOSALS = 4
 
-#: New rows of the factor are made for so many points at a time, from so many old rows at a time: both stay in the cache, and
-#: rows that are not filled yet cost nothing.
+#: New rows of the factor are made for so many points at a time, from so many old rows at a time:
+#: both stay in the cache, and rows that are not filled yet cost nothing.
 _TILE, _GROUP = 8192, 64
 
-#: A block of greedy pivots ends where its best remaining candidate falls below this share of the largest residual.
+#: A block of greedy pivots ends where its best remaining candidate falls below this share of the
+#: largest residual.
 _SHARE = 0.5
 
 
 class IncompleteCholesky(eqx.Module):
-    r"""$K \approx L L^\top$ with `factor` L `[n, r]`, `pivots` `[r]` (indices into the sample, in order of choice),
-    `active` `[r]` (False: the column is zero) and `residual` `[n]`, the diagonal of $K - L L^\top$.
+    r"""$K \approx L L^\top$ with `factor` L `[n, r]`, `pivots` `[r]` (indices into the sample, in
+    order
+    of choice), `active` `[r]` (False: the column is zero) and `residual` `[n]`, the diagonal of $K
+    - L L^\top$.
     """
 
     factor: Float[Array, "n r"]
@@ -50,7 +56,10 @@ class IncompleteCholesky(eqx.Module):
 
 
 class _State(eqx.Module):
-    """A decomposition under way: `count` rows of the transposed factor are filled, those behind them hold anything."""
+    """A decomposition under way.
+
+    `count` rows of the transposed factor are filled, those behind them hold anything.
+    """
 
     rows: Float[Array, "q n"]
     pivots: Int[Array, " q"]
@@ -71,28 +80,31 @@ def incomplete_cholesky(
 ) -> IncompleteCholesky:
     r"""Pivoted incomplete Cholesky decomposition of a Gram matrix that is never formed.
 
-    At each step the pivot is the point of largest residual $K_{ii} - (L L^\top)_{ii}$ (greedy), or, with a `key`, a point
-    drawn with probability proportional to its residual (randomly pivoted: Chen, Epperly, Tropp and Webber 2023).
+    At each step the pivot is the point of largest residual $K_{ii} - (L L^\top)_{ii}$ (greedy), or,
+    with a `key`, a point drawn with probability proportional to its residual (randomly pivoted:
+    Chen, Epperly, Tropp and Webber 2023).
 
     **Arguments:**
 
     - `kernel`, `x`: kernel and sample `[n, ...]`.
     - `rank`: largest number r of columns (static).
-    - `tolerance`: stop once the trace of the residual is at most this fraction of the trace of K; by default 1e-12 in
-      float64 and 1e-6 in float32, below which the residual is rounding error.
+    - `tolerance`: stop once the trace of the residual is at most this fraction of the trace of K;
+      by default 1e-12 in float64 and 1e-6 in float32, below which the residual is rounding error.
     - `key`: for random pivots.
-    - `block`: most columns to add at once (static). Random pivots are proposed from the residual at the start of the
-      block and accepted by rejection sampling, which leaves their law unchanged (accelerated RPCholesky: Epperly, Tropp
-      and Webber 2024). Greedy pivots are the largest of the candidates, the 4 `block` points of largest residual at the
-      start of the block, for as long as one is left with half of the largest residual at the start: with 1 the greedy
-      choice itself, with more one of about the same residual trace.
+    - `block`: most columns to add at once (static). Random pivots are proposed from the residual at
+      the start of the block and accepted by rejection sampling, which leaves their law unchanged
+      (accelerated RPCholesky: Epperly, Tropp and Webber 2024). Greedy pivots are the largest of the
+      candidates, the 4 `block` points of largest residual at the start of the block, for as long as
+      one is left with half of the largest residual at the start: with 1 the greedy choice itself,
+      with more one of about the same residual trace.
 
-    **Returns:** an `IncompleteCholesky`. Columns after the stop are zero and not `active`; the shape is always `[n, min(r, n)]`.
-    No gradient flows through it; use `landmark_features` for one. Cost O(n r^2 + n r d) and memory O(n (r + block)) for
-    every `block`; a larger one reads the factor r / `block` times instead of r, several times faster for many points.
+    **Returns:** an `IncompleteCholesky`. Columns after the stop are zero and not `active`; the
+    shape is always `[n, min(r, n)]`. No gradient flows through it; use `landmark_features` for one.
+    Cost O(n r^2 + n r d) and memory O(n (r + block)) for every `block`; a larger one reads the
+    factor r / `block` times instead of r, several times faster for many points.
 
-    **Raises:** `ValueError` for an empty or non-finite sample, one outside the kernel's domain, or a `rank` or `block`
-    below 1, or a `tolerance` outside [0, 1).
+    **Raises:** `ValueError` for an empty or non-finite sample, one outside the kernel's domain, or
+    a `rank` or `block` below 1, or a `tolerance` outside [0, 1).
     """
     kernel, x, rank, share = _checked(kernel, x, rank, tolerance)
     result = _decompose(kernel, x, rank, share, key, as_count(block, "block"))
@@ -193,7 +205,9 @@ def _add_block(
 
 
 def _add_rows(kernel, chosen, x, inverse, mixing, state: _State):
-    """The factor with the rows `inverse @ k(chosen, x) + mixing @ rows` behind the filled ones, and their sums of squares."""
+    """The factor with the rows `inverse @ k(chosen, x) + mixing @ rows` behind the filled ones, and
+    their sums of squares.
+    """
     block, n = inverse.shape[0], size(x)
     kernel_rows = kernel.gram(chosen, x)
     if block == 1:
@@ -222,7 +236,10 @@ def _add_rows(kernel, chosen, x, inverse, mixing, state: _State):
 
 
 def _largest(residual: Float[Array, " n"], groups: int) -> Int[Array, " c"]:
-    """The point of largest residual in each of c interleaved groups, in O(n): a sort for the c largest would cost more."""
+    """The point of largest residual in each of c interleaved groups, in O(n).
+
+    A sort for the c largest would cost more.
+    """
     count = residual.shape[0]
     padded = jnp.pad(residual, (0, -count % groups), constant_values=-1).reshape(-1, groups)
     return jnp.minimum(jnp.argmax(padded, axis=0) * groups + jnp.arange(groups), count - 1)
@@ -231,10 +248,12 @@ def _largest(residual: Float[Array, " n"], groups: int) -> Int[Array, " c"]:
 def greedy_landmarks(
     kernel: Any, x: Points, *, rank: int, tolerance: float | None = None, block: int | None = None
 ) -> Landmarks:
-    """Landmarks by pivoted incomplete Cholesky: each is the point worst explained by those before it.
+    """Landmarks by pivoted incomplete Cholesky: each is the point worst explained by those before
+    it.
 
-    The choice of F11 and S13 for low-rank filters. Arguments, cost and errors: `incomplete_cholesky`; for `block` None, one
-    pivot at a time below 10^4 points and 64 from there on.
+    The choice of F11 and S13 for low-rank filters. Arguments, cost and errors:
+    `incomplete_cholesky`; for `block` None, one pivot at a time below 10^4 points and 64 from there
+    on.
     """
     kernel, x, rank, share = _checked(kernel, x, rank, tolerance)
     result = _decompose(kernel, x, rank, share, None, _as_block(block, x, _MANY))
@@ -250,16 +269,20 @@ def rpcholesky_landmarks(
     tolerance: float | None = None,
     block: int | None = None,
 ) -> Landmarks:
-    """Landmarks by randomly pivoted Cholesky: drawn in proportion to the residual, so outliers do not take over.
+    """Landmarks by randomly pivoted Cholesky: drawn in proportion to the residual, so outliers do
+    not
+    take over.
 
-    Arguments and errors: `incomplete_cholesky`. With `block` 1, one pivot at a time, at its cost. Otherwise of the same law
-    (but other draws), without the factor: `block` points at a time are proposed in proportion to residuals computed earlier,
-    and accepted with the share that is left of theirs (Epperly and Moreno 2023; in blocks: Epperly, Tropp and Webber 2024).
-    A proposal costs O((r + block)^2 + r d), whatever n is; all residuals are computed anew, O(n r^2 + n r d), when about
-    n / 16 proposals have been refused, and at the end if the tolerance may have been reached. Memory O(n + (r + block)^2).
-    For `block` None, 1 below 4000 points and 64 from there on.
+    Arguments and errors: `incomplete_cholesky`. With `block` 1, one pivot at a time, at its cost.
+    Otherwise of the same law (but other draws), without the factor: `block` points at a time are
+    proposed in proportion to residuals computed earlier, and accepted with the share that is left
+    of theirs (Epperly and Moreno 2023; in blocks: Epperly, Tropp and Webber 2024). A proposal costs
+    O((r + block)^2 + r d), whatever n is; all residuals are computed anew, O(n r^2 + n r d), when
+    about n / 16 proposals have been refused, and at the end if the tolerance may have been reached.
+    Memory O(n + (r + block)^2). For `block` None, 1 below 4000 points and 64 from there on.
 
-    **Returns:** min(r, n) `Landmarks` in the order of choice; not `active` after the stop. No gradient flows through them.
+    **Returns:** min(r, n) `Landmarks` in the order of choice; not `active` after the stop. No
+    gradient flows through them.
     """
     kernel, x, rank, share = _checked(kernel, x, rank, tolerance)
     block = _as_block(block, x, _MANY_RANDOM)

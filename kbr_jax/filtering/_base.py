@@ -104,7 +104,8 @@ def no_controls(controls: Points | None) -> None:
     """Raise a `ValueError` for inputs that the transition does not take."""
     if controls is not None:
         raise ValueError(
-            "The transition of this filter takes no `controls`: fit P(s' | (s, u)) with x = (states, "
+            "The transition of this filter takes no `controls`: fit P(s' | (s, u)) with x = "
+            "(states, "
             "inputs) and kernel_x = TensorProduct((kernel_states, kernel_inputs))."
         )
 

@@ -36,7 +36,8 @@ class CusumRestartFilter(AbstractFilter):
     - Its own embedding $v = (K + n \varepsilon I)^{-1} k(O, o)$, clipped, and without the training
       states near the estimate $\hat s$ (see `exclusion`), is a prior. Bayes' rule with o gives the
       alternative belief, decoded as $\hat r$.
-    - Page's CUSUM test compares the two: $S \leftarrow \max(0, S + \ell(\hat r; y) - \ell(\hat s; y)
+    - Page's CUSUM test compares the two: $S \leftarrow \max(0, S + \ell(\hat r; y) - \ell(\hat s;
+      y)
       - \text{slack})$ with the `DiscriminantLikelihood` of the features y of o. A missing
       observation, or one without an alternative, leaves S as it is.
     - When S exceeds `threshold` the alternative replaces the belief, S is 0 again, and

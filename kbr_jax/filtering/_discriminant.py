@@ -27,9 +27,9 @@ SHRINKAGE = 1e-3
 class DiscriminantLikelihood(eqx.Module):
     r"""Likelihood of a state in the features that tell it from an alternative.
 
-    Fit it with `fit_discriminant`. From training states $s_i$, features $y_i \in \mathbb R^p$ of the
-    observations, and for each i an alternative $r_i$: another state that the observation could be
-    taken for.
+    Fit it with `fit_discriminant`. From training states $s_i$, features $y_i \in \mathbb R^p$ of
+    the observations, and for each i an alternative $r_i$: another state that the observation could
+    be taken for.
 
     - Regression with kernel k, $A = G + n \varepsilon I$: $m(s) = \bar y + k(S, s)^\top A^{-1}
       (Y - \bar y)$ with $\sigma^2(s) = k(s, s) + n \varepsilon - k(S, s)^\top A^{-1} k(S, s)$.
@@ -147,7 +147,9 @@ def _variances(kernel, points, columns, inverse, noise) -> Float[Array, " m"]:
 
 
 def _held_out(inverse, coefficients, block: int) -> Float[Array, "n p"]:
-    """Standardised residuals of each point, predicted without its block: $(A^{-1}_{bb})^{-1} (A^{-1} Y)_b$ and its variance.
+    """Standardised residuals of each point, predicted without its block: $(A^{-1}_{bb})^{-1}
+    (A^{-1}
+    Y)_b$ and its variance.
 
     The last block may reach back into the block before; then only its new rows are used.
     """
@@ -167,7 +169,9 @@ def _held_out(inverse, coefficients, block: int) -> Float[Array, "n p"]:
 
 
 def _largest_ratios(own, others, count: int) -> tuple[Float[Array, " d"], Float[Array, "p d"]]:
-    """The `count` directions v in which the second moment of `others` is the largest multiple of that of `own`."""
+    """The `count` directions v in which the second moment of `others` is the largest multiple of
+    that of `own`.
+    """
     p = own.shape[1]
     moment = matmul(own.T, own) / own.shape[0]
     moment = moment + SHRINKAGE * jnp.trace(moment) / p * jnp.eye(p, dtype=moment.dtype)

@@ -29,7 +29,10 @@ from ._transitions import AbstractTransition, bind_transition
 
 
 class KernelBayesState(eqx.Module):
-    """Prior of the next observation: `weights` on the training pairs, `shifted` on the successors."""
+    """Prior of the next observation.
+
+    `weights` on the training pairs, `shifted` on the successors.
+    """
 
     weights: Float[Array, " n"]
     shifted: Float[Array, " m"] | None

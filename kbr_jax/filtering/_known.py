@@ -87,7 +87,8 @@ class KnownTransition(AbstractTransition):
     def smoother(self, emission: AbstractEmission, points: Points) -> AbstractSmoother:
         if not isinstance(emission, AbstractSampleEmission):
             raise ValueError(
-                "Smoothing with a known transition needs a training sample: fit moments of simulated "
+                "Smoothing with a known transition needs a training sample: fit moments of "
+                "simulated "
                 "pairs (s, s') as the transition instead."
             )
         features = emission.features_x
@@ -250,7 +251,8 @@ class KnownLikelihood(AbstractSampleEmission):
             values = jax.vmap(lambda s: self.log_likelihood(observation, s))(self.x)
             if values.ndim != 1:
                 raise ValueError(
-                    f"`log_likelihood(observation, state)` must be a scalar, got {values.shape[1:]}."
+                    f"`log_likelihood(observation, state)` must be a scalar, got "
+                    f"{values.shape[1:]}."
                 )
             return values.astype(self.features_x.dtype)
 

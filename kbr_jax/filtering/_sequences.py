@@ -24,10 +24,12 @@ def as_transitions(
     lag: int,
     mask: ArrayLike | None = None,
 ) -> tuple[Points, Points, Points, Bool[Array, " n"] | None]:
-    """Checked training triples `[n, ...]`: states, observations made `lag` steps later, and successors; and their mask.
+    """Checked training triples `[n, ...]`: states, observations made `lag` steps later, and
+    successors; and their mask.
 
-    From one sequence of T observations with T or T + 1 states (the last may be unobserved), or as given with `successors`.
-    A triple of a sequence counts if the mask `[number of states]` is True at its state and at its successor.
+    From one sequence of T observations with T or T + 1 states (the last may be unobserved), or as
+    given with `successors`. A triple of a sequence counts if the mask `[number of states]` is True
+    at its state and at its successor.
     """
     states, observations = as_points(states, "states"), as_points(observations, "observations")
     if mask is not None:
@@ -41,8 +43,10 @@ def as_transitions(
         count = min(size(states) - 1, size(observations) - lag)
         if size(states) - size(observations) not in (0, 1) or count < 1:
             raise ValueError(
-                f"`states` has {size(states)} points and `observations` {size(observations)}; a training sequence needs T "
-                f"observations with T or T + 1 states, at least two states and {1 + lag} observations. For separate "
+                f"`states` has {size(states)} points and `observations` {size(observations)}; a "
+                f"training sequence needs T "
+                f"observations with T or T + 1 states, at least two states and {1 + lag} "
+                f"observations. For separate "
                 "transitions pass `successors`."
             )
         if mask is not None:
@@ -67,18 +71,21 @@ def as_transitions(
 def delay_embedding(
     observations: Float[Array, "T *d"], length: int, *, observed: ArrayLike | None = None
 ) -> Float[Array, "T L"]:
-    r"""The last few observations at each time as one vector $(o_t, o_{t-1}, \dots, o_{t-L+1})$, for filters and regressions.
+    r"""The last few observations at each time as one vector $(o_t, o_{t-1}, \dots, o_{t-L+1})$, for
+    filters and regressions.
 
-    With a Gaussian kernel of one bandwidth for each lag, `Gaussian(jnp.repeat(h, d))` for h `[length]`, the weight of each lag is
-    learned: a wide bandwidth leaves its lag out. Windows overlap, so Bayes' rule counts old observations twice if
-    the dynamics already carry them: longer windows want a larger `posterior_regularizer`.
+    With a Gaussian kernel of one bandwidth for each lag, `Gaussian(jnp.repeat(h, d))` for h
+    `[length]`, the weight of each lag is learned: a wide bandwidth leaves its lag out. Windows
+    overlap, so Bayes' rule counts old observations twice if the dynamics already carry them: longer
+    windows want a larger `posterior_regularizer`.
 
     **Arguments:**
 
-    - `observations`: one sequence `[T, d]` (or `[T]`, `[T, ...]`, which is flattened); `vmap` for several.
+    - `observations`: one sequence `[T, d]` (or `[T]`, `[T, ...]`, which is flattened); `vmap` for
+      several.
     - `length`: L >= 1 (static). Before the start the first observation is repeated.
-    - `observed`: mask `[T]`; a missing observation is replaced by the last one before it (the first one there is, at the
-      start), whatever it holds.
+    - `observed`: mask `[T]`; a missing observation is replaced by the last one before it (the first
+      one there is, at the start), whatever it holds.
 
     **Returns:** `[T, length * d]`, newest first. Cost O(T L d).
 

@@ -68,7 +68,8 @@ def smooth(
     beliefs = filt.embed(run.weights)
     if beliefs.weights.ndim != 2:
         raise ValueError(
-            f"`run` has weights of shape {beliefs.weights.shape}; a run of one sequence has [T, m]. "
+            f"`run` has weights of shape {beliefs.weights.shape}; a run of one sequence has [T, "
+            f"m]. "
             "Use `jax.vmap` for several."
         )
     count = beliefs.weights.shape[0]

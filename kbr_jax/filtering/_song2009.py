@@ -52,14 +52,15 @@ def concatenated_features(
 
 
 class ConditionalEmbeddingFilter(AbstractFilter):
-    r"""The filter of S09, $\mu_{s_{t+1} | h_{t+1}} = T_1 \mu_{s_t | h_t} + T_2 \psi(o_{t+1})$ (eq 11).
+    r"""The filter of S09, $\mu_{s_{t+1} | h_{t+1}} = T_1 \mu_{s_t | h_t} + T_2 \psi(o_{t+1})$ (eq
+    11).
 
     Fit it with `fit_conditional_embedding_filter`. One conditional embedding of $s_{t+1}$ given
     $(s_t, o_{t+1})$, with concatenated features (kernel K + U), is applied to the last belief and
     the new observation. The belief is a set of weights on the training successors:
 
-    - `"song2009"`: $\beta \leftarrow (H K + H U + n \lambda I)^{-1} H (\tilde G \beta + u)$ (theorem
-      9, algorithm 2). Its weights sum to 0: read it by `decode`, not by a mean.
+    - `"song2009"`: $\beta \leftarrow (H K + H U + n \lambda I)^{-1} H (\tilde G \beta + u)$
+      (theorem 9, algorithm 2). Its weights sum to 0: read it by `decode`, not by a mean.
     - `"affine"`: the same regression with its intercept; weights sum to 1.
 
     Cost of a step: O(n^2) exact, O(n r) with landmarks. On a linear-Gaussian system its gain tends

@@ -29,30 +29,34 @@ def herd_continuous(
     lower: ArrayLike | None = None,
     upper: ArrayLike | None = None,
 ) -> HerdingResult:
-    r"""The rule "greedy" of `herd` over all of space or a box: the k-th point maximizes
-    $\eta(z) - \frac1k \sum_{i<k} k(z, z_i) - \frac{1}{2k} k(z, z)$ (L15 eq 9 where k(z, z) is constant).
+    r"""The rule "greedy" of `herd` over all of space or a box: the k-th point maximizes $\eta(z) -
+    \frac1k \sum_{i<k} k(z, z_i) - \frac{1}{2k} k(z, z)$ (L15 eq 9 where k(z, z) is constant).
 
-    Each maximum is sought by gradient ascent (Adam) from the best `num_starts` of the `starts` (all, if there are fewer), then by
-    Newton steps, taken only where they go up.
+    Each maximum is sought by gradient ascent (Adam) from the best `num_starts` of the `starts`
+    (all, if there are fewer), then by Newton steps, taken only where they go up.
 
     **Arguments:**
 
     - `embedding`: unbatched, on real points (one array).
-    - `count`, `num_starts`, `steps` of Adam (static). `learning_rate`: of Adam, in units of the points, decaying to 0.
+    - `count`, `num_starts`, `steps` of Adam (static). `learning_rate`: of Adam, in units of the
+      points, decaying to 0.
     - `starts`: `[s, ...]`, by default the embedding's points; a grid finds more of the maxima.
-    - `lower`, `upper`: bounds of the box, numbers or one per coordinate. An embedding that has lost mass sends points to the
-      ends of its domain: give it one, or restore the mass (`extrapolate(..., normalize=True)`).
+    - `lower`, `upper`: bounds of the box, numbers or one per coordinate. An embedding that has lost
+      mass sends points to the ends of its domain: give it one, or restore the mass
+      (`extrapolate(..., normalize=True)`).
 
-    **Returns:** a `HerdingResult` without `index`, in the wider dtype of the embedding's points and weights. Cost
-    O(m num_starts steps (n + m) d), in one compiled scan.
+    **Returns:** a `HerdingResult` without `index`, in the wider dtype of the embedding's points and
+    weights. Cost O(m num_starts steps (n + m) d), in one compiled scan.
 
-    **Raises:** `ValueError` for a batch, points that are not one real array, or starts of another kind.
+    **Raises:** `ValueError` for a batch, points that are not one real array, or starts of another
+    kind.
     """
     check_unbatched(embedding, "embedding")
     points = embedding.points
     if not isinstance(points, jax.Array) or not jnp.issubdtype(points.dtype, jnp.floating):
         raise ValueError(
-            "Gradient ascent needs points that are one real array [n, ...]; use `herd` over candidates."
+            "Gradient ascent needs points that are one real array [n, ...]; use `herd` over "
+            "candidates."
         )
     starts = points if starts is None else as_points(starts, "starts")
     check_alike(starts, "starts", points, "embedding.points")
@@ -113,7 +117,10 @@ def _herd(
 def _ascend(
     score: Callable, start: Float[Array, "..."], rate, low, high, steps: int
 ) -> Float[Array, "..."]:
-    """A point no worse than the start: Adam with a decaying rate inside the box, then Newton steps that go up."""
+    """A point no worse than the start.
+
+    Adam with a decaying rate inside the box, then Newton steps that go up.
+    """
     optimizer = optax.scale_by_adam()
     value_and_gradient = jax.value_and_grad(score)
 

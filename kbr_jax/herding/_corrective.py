@@ -1,4 +1,7 @@
-r"""Herding whose weights are computed anew after each point: on the simplex (Wolfe 1976), or free (the Newton basis)."""
+r"""Herding whose weights are computed anew after each point.
+
+On the simplex (Wolfe 1976), or free (the Newton basis).
+"""
 
 from typing import Any
 
@@ -11,7 +14,8 @@ from .._numerics import jitter, matmul
 from .._typing import Array, Bool, Float, Int, Points
 from ..kernels import AbstractKernel
 
-#: A candidate whose part outside the span of those chosen is below this many roundings of its kernel counts as inside.
+#: A candidate whose part outside the span of those chosen is below this many roundings of its
+#: kernel counts as inside.
 _SPAN_ROUNDINGS = 64
 
 
@@ -40,7 +44,8 @@ def corrective(
         rows, goal = rows.at[place].set(new), goal.at[place].set(target[index])
         gram = gram.at[place].set(column).at[:, place].set(column)
         indices = indices.at[place].set(index)
-        # Reverse mode knows no `while_loop`. The objective needs none: it is flat in its best weights.
+        # Reverse mode knows no `while_loop`. The objective needs none: it is flat in its best
+        # weights.
         weights, active = _min_norm(
             *lax.stop_gradient((gram, goal, weights)), active.at[place].set(True)
         )
@@ -57,7 +62,8 @@ def corrective(
         jnp.zeros(count, int),
     )
     (_, gram, goal, weights, active, indices), objective = lax.scan(step, start, jnp.arange(count))
-    # The weights as they were found, with the gradient of the best ones on their face, which they are.
+    # The weights as they were found, with the gradient of the best ones on their face, which they
+    # are.
     best = _minimize(gram, goal, active)
     return indices, weights + (best - lax.stop_gradient(best)), objective
 
@@ -76,7 +82,10 @@ def _minimize(gram, goal, active: Bool[Array, " m"]):
 
 
 def _min_norm(gram, goal, weights, active: Bool[Array, " m"]):
-    """Wolfe's inner loop: from feasible weights to the best of sum 1 on a face where all of them are positive."""
+    """Wolfe's inner loop.
+
+    From feasible weights to the best of sum 1 on a face where all of them are positive.
+    """
 
     def step(carry):
         weights, active, _ = carry
@@ -96,7 +105,10 @@ def _min_norm(gram, goal, weights, active: Bool[Array, " m"]):
 
 
 def free(kernel: AbstractKernel, points: Points, target: Float[Array, " c"], diagonal, count: int):
-    """The rule "free" of `herd`: indices, weights and objectives, through the Newton basis of the chosen points."""
+    """The rule "free" of `herd`.
+
+    Indices, weights and objectives, through the Newton basis of the chosen points.
+    """
     floor = _SPAN_ROUNDINGS * jnp.finfo(target.dtype).eps * jnp.max(diagonal)
 
     def step(carry, k):

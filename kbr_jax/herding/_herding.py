@@ -1,4 +1,8 @@
-r"""Herding: a few points, one after the other, whose embedding follows a given one (L15 eq 9; Chen, Welling and Smola 2010)."""
+r"""Herding.
+
+A few points, one after the other, whose embedding follows a given one (L15 eq 9; Chen, Welling and
+Smola 2010).
+"""
 
 from typing import Literal, get_args
 
@@ -18,8 +22,10 @@ Rule = Literal["greedy", "printed", "line-search", "corrective", "free"]
 class HerdingResult(eqx.Module):
     r"""What herding chose: an `embedding` of m points, in order of choice.
 
-    - `index`: `[m]`, positions among the candidates; a point may be chosen again. None in continuous space.
-    - `objective`: `[m]`, $|\eta - \mu_k|^2 - |\eta|^2$ after k points; add `squared_norm(eta)` for the squared distance.
+    - `index`: `[m]`, positions among the candidates; a point may be chosen again. None in
+      continuous space.
+    - `objective`: `[m]`, $|\eta - \mu_k|^2 - |\eta|^2$ after k points; add `squared_norm(eta)` for
+      the squared distance.
     """
 
     embedding: Embedding
@@ -30,30 +36,37 @@ class HerdingResult(eqx.Module):
 def herd(
     embedding: Embedding, candidates: Points | None = None, *, count: int, rule: Rule = "greedy"
 ) -> HerdingResult:
-    r"""Choose `count` m of the candidates so that their embedding follows $\eta = \sum_i w_i k(x_i, \cdot)$, whose weights may have any
-    sign: a projection of $\eta$ onto distributions. The k-th point is, by `rule`,
+    r"""Choose `count` m of the candidates so that their embedding follows $\eta = \sum_i w_i k(x_i,
+    \cdot)$, whose weights may have any sign: a projection of $\eta$ onto distributions. The k-th
+    point is, by `rule`,
 
-    - "greedy": $\operatorname{argmax}_z \eta(z) - \frac1k \sum_{i<k} k(z, z_i) - \frac{1}{2k} k(z, z)$, the point that brings
-      $\frac1k \sum_{i \le k} \phi(z_i)$ closest to $\eta$. If k(z, z) is constant this is L15 eq 9.
+    - "greedy": $\operatorname{argmax}_z \eta(z) - \frac1k \sum_{i<k} k(z, z_i) - \frac{1}{2k} k(z,
+      z)$, the point that brings $\frac1k \sum_{i \le k} \phi(z_i)$ closest to $\eta$. If k(z, z) is
+      constant this is L15 eq 9.
     - "printed": L15 eq 9, without $k(z, z)$.
-    - "line-search": $\operatorname{argmax}_z \langle \eta - \mu_{k-1}, \phi(z) \rangle$; then $\mu_k$ is the point nearest to $\eta$
-      between $\mu_{k-1}$ and $\phi(z)$ (Frank-Wolfe; Bach, Lacoste-Julien and Obozinski 2012).
-    - "corrective": the same point; then all weights anew, the best non-negative ones of sum 1 (Wolfe's min-norm point). With
-      enough points it ends at the projection of $\eta$ onto the distributions on the candidates.
-    - "free": the point that lessens the distance most when all weights are the best of any sign (as in Bayesian quadrature).
+    - "line-search": $\operatorname{argmax}_z \langle \eta - \mu_{k-1}, \phi(z) \rangle$; then
+      $\mu_k$ is the point nearest to $\eta$ between $\mu_{k-1}$ and $\phi(z)$ (Frank-Wolfe; Bach,
+      Lacoste-Julien and Obozinski 2012).
+    - "corrective": the same point; then all weights anew, the best non-negative ones of sum 1
+      (Wolfe's min-norm point). With enough points it ends at the projection of $\eta$ onto the
+      distributions on the candidates.
+    - "free": the point that lessens the distance most when all weights are the best of any sign (as
+      in Bayesian quadrature).
 
-    The first two have uniform weights 1 / m: samples. The others reach the same distance with fewer points.
+    The first two have uniform weights 1 / m: samples. The others reach the same distance with fewer
+    points.
 
-    **Arguments:** `embedding`, unbatched; `candidates` `[c, ...]`: a grid, a sample, by default the embedding's own points;
-    `count` and `rule` are static.
+    **Arguments:** `embedding`, unbatched; `candidates` `[c, ...]`: a grid, a sample, by default the
+    embedding's own points; `count` and `rule` are static.
 
-    **Returns:** a `HerdingResult`. Cost O(n c d) for $\eta$ at the candidates and O(m c d) for the choice, in one compiled scan; further
-    O(m^2 c) for the last two, and O(m^4) for "corrective". Memory O(c), O(m c) for the last two. The choice is discrete: there
-    is no gradient of `index`. Weights and objective have that of the choice as it is; the weights of "corrective" that of the
+    **Returns:** a `HerdingResult`. Cost O(n c d) for $\eta$ at the candidates and O(m c d) for the
+    choice, in one compiled scan; further O(m^2 c) for the last two, and O(m^4) for "corrective".
+    Memory O(c), O(m c) for the last two. The choice is discrete: there is no gradient of `index`.
+    Weights and objective have that of the choice as it is; the weights of "corrective" that of the
     best ones on the points whose weight is not 0.
 
-    **Raises:** `ValueError` for a batch, candidates of another kind, a `count` < 1, or an unknown rule; with "free", for more points
-    than candidates.
+    **Raises:** `ValueError` for a batch, candidates of another kind, a `count` < 1, or an unknown
+    rule; with "free", for more points than candidates.
     """
     check_unbatched(embedding, "embedding")
     if rule not in get_args(Rule):

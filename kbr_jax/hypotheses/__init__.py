@@ -1,4 +1,7 @@
-"""Tests of hypotheses with embeddings: two samples, independence, independence given a third variable or its value."""
+"""Tests of hypotheses with embeddings.
+
+Two samples, independence, independence given a third variable or its value.
+"""
 
 from ._conditional import conditional_independence_test as conditional_independence_test
 from ._independence import independence_test as independence_test

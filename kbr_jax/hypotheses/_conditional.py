@@ -1,4 +1,6 @@
-r"""Are two variables independent given a third? The kernel conditional test (Zhang, Peters, Janzing and Schoelkopf 2011)."""
+r"""Are two variables independent given a third? The kernel conditional test (Zhang, Peters, Janzing
+and Schoelkopf 2011).
+"""
 
 from typing import Any
 
@@ -29,22 +31,27 @@ def conditional_independence_test(
 
     What Z tells about the features of (X, Z) and of Y is taken away by kernel ridge regression,
 
-    $$ R = n \lambda (H K_Z H + n \lambda I)^{-1}, \qquad A = R H (K_X \circ K_Z) H R, \quad B = R H K_Y H R, \qquad
+    $$ R = n \lambda (H K_Z H + n \lambda I)^{-1}, \qquad A = R H (K_X \circ K_Z) H R, \quad B =
+       R H K_Y H R, \qquad
        T = \tfrac1n \operatorname{tr}(A B), $$
 
-    and under the hypothesis T is distributed like $\frac1n \epsilon^\top (A \circ B) \epsilon$ with independent normal $\epsilon_i$:
-    a weighted sum of chi-squares, simulated here without its eigenvalues.
+    and under the hypothesis T is distributed like $\frac1n \epsilon^\top (A \circ B) \epsilon$ with
+    independent normal $\epsilon_i$: a weighted sum of chi-squares, simulated here without its
+    eigenvalues.
 
     **Arguments:**
 
-    - `kernel_x`, `kernel_y`, `kernel_z` and `x`, `y`, `z`: n triples. With standardized data, bandwidths of about the median.
-    - `regularizer`: lambda of the regressions on Z: `K + n regularizer I`. It must follow Z well enough: too large a value leaves
-      some of its influence in both residuals, and the test then rejects too often. 1e-3 or less for n in the hundreds.
+    - `kernel_x`, `kernel_y`, `kernel_z` and `x`, `y`, `z`: n triples. With standardized data,
+      bandwidths of about the median.
+    - `regularizer`: lambda of the regressions on Z: `K + n regularizer I`. It must follow Z well
+      enough: too large a value leaves some of its influence in both residuals, and the test then
+      rejects too often. 1e-3 or less for n in the hundreds.
     - `key`, `draws` B (static): of the null distribution.
 
     **Returns:** a `TestResult`. Cost O(n^3 + B n^2). The level holds for large n, not exactly.
 
-    **Raises:** `ValueError` for unpaired samples, fewer than 4 triples, or a regularizer that is not positive.
+    **Raises:** `ValueError` for unpaired samples, fewer than 4 triples, or a regularizer that is
+    not positive.
     """
     kernels = tuple(map(as_kernel, (kernel_x, kernel_y, kernel_z)))
     samples = []

@@ -1,4 +1,6 @@
-r"""Are two variables independent? The test with the Hilbert-Schmidt independence criterion (Gretton et al. 2008)."""
+r"""Are two variables independent? The test with the Hilbert-Schmidt independence criterion (Gretton
+et al. 2008).
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -30,14 +32,17 @@ def independence_test(
     draws: int = 1000,
     landmarks: FeatureChoice = None,
 ) -> TestResult:
-    r"""Test whether X and Y are independent, from n pairs: $\mathrm{HSIC} = \operatorname{tr}(K H L H) / n^2$ under permutations of y.
+    r"""Test whether X and Y are independent, from n pairs: $\mathrm{HSIC} = \operatorname{tr}(K H L
+    H)
+    / n^2$ under permutations of y.
 
     **Arguments:**
 
     - `kernel_x`, `kernel_y`: of any two domains. `x`, `y`: n pairs. `key`: of the permutations.
     - `draws`: B, permutations (static); the smallest p-value is 1 / (B + 1).
-    - `landmarks`: the rank r of greedy landmarks for features of each variable: the criterion of the low-rank kernels,
-      $|\Phi^\top H \Psi|^2 / n^2$. Then a permutation costs O(n r^2) instead of n^2 memory accesses; the level stays exact.
+    - `landmarks`: the rank r of greedy landmarks for features of each variable: the criterion of
+      the low-rank kernels, $|\Phi^\top H \Psi|^2 / n^2$. Then a permutation costs O(n r^2) instead
+      of n^2 memory accesses; the level stays exact.
 
     **Returns:** a `TestResult`. One compiled program; cost O(n^2 (d + B)), or O(n r^2 B).
 
@@ -76,7 +81,11 @@ def _exact(
     blocks = [(i, k[i:, i : i + step]) for i in range(0, n, step)]
 
     def statistic(order):
-        """Both matrices are symmetric: in blocks of columns, from their first diagonal entry down. Rows are gathered, never columns."""
+        """Both matrices are symmetric.
+
+        In blocks of columns, from their first diagonal entry down. Rows are gathered, never
+        columns.
+        """
         order = order.astype(jnp.int32)
         columns = jnp.take(l, order, axis=0, mode="clip").T
         parts = [

@@ -15,26 +15,30 @@ from ._results import TestResult, from_null, of_residuals, simulate
 def local_dependence_test(
     model: ConditionalEmbedding, x: Point | Points, *, key: PRNGKeyArray, draws: int = 1000
 ) -> TestResult:
-    r"""Test whether Y and Z are independent given X = x, by the size of $C_{YZ|x}$ (S09 eq 9), at one point or at many.
+    r"""Test whether Y and Z are independent given X = x, by the size of $C_{YZ|x}$ (S09 eq 9), at
+    one
+    point or at many.
 
-    With $\beta(x) = (K + n \lambda I)^{-1} k(X, x)$ and the residuals $\tilde\phi_i = \phi(y_i) - \hat\mu_{Y|x_i}$ and
-    $\tilde\psi_i = \psi(z_i) - \hat\mu_{Z|x_i}$,
+    With $\beta(x) = (K + n \lambda I)^{-1} k(X, x)$ and the residuals $\tilde\phi_i = \phi(y_i) -
+    \hat\mu_{Y|x_i}$ and $\tilde\psi_i = \psi(z_i) - \hat\mu_{Z|x_i}$,
 
     $$ T(x) = \Big| \sum_i \beta_i(x) \, \tilde\phi_i \otimes \tilde\psi_i \Big|^2
             = \beta(x)^\top (\tilde L \circ \tilde U) \, \beta(x). $$
 
-    The operator itself takes the mean at x from every point (`conditional_cross_covariance`); residuals take the mean at each,
-    or a slope of both means near x would pass for dependence. Under the hypothesis the terms have mean 0, and T is compared
-    with its values for random signs on them.
+    The operator itself takes the mean at x from every point (`conditional_cross_covariance`);
+    residuals take the mean at each, or a slope of both means near x would pass for dependence.
+    Under the hypothesis the terms have mean 0, and T is compared with its values for random signs
+    on them.
 
     **Arguments:**
 
-    - `model` of P((Y, Z) | X), fitted with `kernel_y = TensorProduct((kernel_y, kernel_z))` and `(y, z)` as its second sample.
-      Its kernel of x and its regularizer say how local "at x" is.
+    - `model` of P((Y, Z) | X), fitted with `kernel_y = TensorProduct((kernel_y, kernel_z))` and
+      `(y, z)` as its second sample. Its kernel of x and its regularizer say how local "at x" is.
     - `x`: a point, or b of them. `key`, `draws` B (static): of the signs, the same for all points.
 
-    **Returns:** a `TestResult`; for b points `p_value` `[b]`, `statistic` `[b]` and `null` `[b, B]`, each for a test of its own: many
-    points are many tests. Cost O(n^3 + B b n^2); the level holds where many points are near x, not exactly.
+    **Returns:** a `TestResult`; for b points `p_value` `[b]`, `statistic` `[b]` and `null` `[b,
+    B]`, each for a test of its own: many points are many tests. Cost O(n^3 + B b n^2); the level
+    holds where many points are near x, not exactly.
 
     **Raises:** `ValueError` for a model of other than pairs, or points of another kind.
     """

@@ -16,11 +16,14 @@ _BATCH = 64
 class TestResult(eqx.Module):
     """Outcome of a test.
 
-    - `p_value`: small where the hypothesis (same distribution, independence) is doubtful; reject at level alpha if it is <= alpha.
+    - `p_value`: small where the hypothesis (same distribution, independence) is doubtful; reject at
+      level alpha if it is <= alpha.
     - `statistic`: as the test defines it, one for each kernel if several were given.
-    - `null`: `[draws]` (or `[draws, kernels]`), the statistic under permutations or random signs; empty for tests of blocks.
+    - `null`: `[draws]` (or `[draws, kernels]`), the statistic under permutations or random signs;
+      empty for tests of blocks.
 
-    What agrees with the statistic up to rounding counts as equal to it: on discrete data many permutations do.
+    What agrees with the statistic up to rounding counts as equal to it: on discrete data many
+    permutations do.
 
     `local_dependence_test` at many points has them as a leading axis of all three.
     """
@@ -38,7 +41,10 @@ def simulate(
     draw: Callable[[PRNGKeyArray], Array],
     statistics: Callable[[Array], Array],
 ) -> Array:
-    """`statistics` of `count` draws: of a batch `[b, ...]` of them at a time, so that products with matrices stay products."""
+    """`statistics` of `count` draws.
+
+    Of a batch `[b, ...]` of them at a time, so that products with matrices stay products.
+    """
     size = min(_BATCH, count)
     batches = -(-count // size)
     keys = jax.random.split(key, batches * size)
@@ -63,7 +69,9 @@ def relevant(center: Array, whole: Array) -> Float[Array, ""]:
 def of_residuals(
     parts: Sequence[Float[Array, "n n"]], wholes: Sequence[Float[Array, "n n"]]
 ) -> Float[Array, ""]:
-    """Magnitude of the mean product of two residuals, each of them known up to the rounding of its whole Gram matrix."""
+    """Magnitude of the mean product of two residuals, each of them known up to the rounding of its
+    whole Gram matrix.
+    """
     sizes, bounds = (
         [jnp.mean(jnp.abs(jnp.diagonal(m))) for m in matrices] for matrices in (parts, wholes)
     )
@@ -71,7 +79,9 @@ def of_residuals(
 
 
 def rounding(magnitude: Float[Array, "*s"]) -> Float[Array, "*s"]:
-    """What sums of terms that add up to `magnitude` without their signs may differ by, in another order."""
+    """What sums of terms that add up to `magnitude` without their signs may differ by, in another
+    order.
+    """
     return 16 * jnp.finfo(magnitude.dtype).eps * magnitude
 
 
@@ -80,10 +90,13 @@ def from_null(
     null: Float[Array, "draws *kernels"],
     magnitude: Float[Array, "*kernels"],
 ) -> TestResult:
-    r"""The p-value $(1 + \#\{b : T_b \ge T\}) / (1 + B)$, exact for permutations; `magnitude` of the terms of T: see `rounding`.
+    r"""The p-value $(1 + \#\{b : T_b \ge T\}) / (1 + B)$, exact for permutations; `magnitude` of
+    the
+    terms of T: see `rounding`.
 
-    With several kernels T is first replaced by its own rank among all $1 + B$ values, kernel by kernel; the least p-value over
-    kernels is then compared with those of the permutations, which have chosen among kernels just as often (Westfall and Young 1993).
+    With several kernels T is first replaced by its own rank among all $1 + B$ values, kernel by
+    kernel; the least p-value over kernels is then compared with those of the permutations, which
+    have chosen among kernels just as often (Westfall and Young 1993).
     """
     tie = rounding(magnitude)
     if statistic.ndim == 0:

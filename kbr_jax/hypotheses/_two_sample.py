@@ -1,4 +1,7 @@
-r"""Are two samples of one distribution? Tests with the maximum mean discrepancy (Gretton et al. 2012)."""
+r"""Are two samples of one distribution? Tests with the maximum mean discrepancy (Gretton et al.
+
+2012).
+"""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -43,25 +46,31 @@ def two_sample_test(
     draws: int = 1000,
     null: Literal["permutation", "wild bootstrap"] = "permutation",
 ) -> TestResult:
-    r"""Test whether x and y are samples of one distribution, by the unbiased squared MMD (Gretton et al. 2012, eq 3),
+    r"""Test whether x and y are samples of one distribution, by the unbiased squared MMD (Gretton
+    et
+    al. 2012, eq 3),
 
-    $$ \frac{1}{n (n - 1)} \sum_{i \ne j} k(x_i, x_j) + \frac{1}{m (m - 1)} \sum_{i \ne j} k(y_i, y_j)
+    $$ \frac{1}{n (n - 1)} \sum_{i \ne j} k(x_i, x_j) + \frac{1}{m (m - 1)} \sum_{i \ne j} k(y_i,
+       y_j)
        - \frac{2}{n m} \sum_{ij} k(x_i, y_j). $$
 
     **Arguments:**
 
-    - `kernel`: of the points, or a list of them (several bandwidths): the test then takes the kernel that tells the samples apart
-      best, at the price that the permutations may choose too (as MMDAgg, Schrab et al. 2023), and needs no split of the data.
-      To choose one by `mmd_power`, do it on other points than those tested.
+    - `kernel`: of the points, or a list of them (several bandwidths): the test then takes the
+      kernel that tells the samples apart best, at the price that the permutations may choose too
+      (as MMDAgg, Schrab et al. 2023), and needs no split of the data. To choose one by `mmd_power`,
+      do it on other points than those tested.
     - `x`, `y`: samples of n and m points. `key`: of the permutations.
     - `draws`: B, of the null distribution (static); the smallest p-value is 1 / (B + 1).
-    - `null`: "permutation" of the pooled sample, exact at any size; "wild bootstrap": random signs $\epsilon_i$ on the pairs
-      $h_{ij} = k(x_i, x_j) + k(y_i, y_j) - k(x_i, y_j) - k(x_j, y_i)$, for n = m; then $x_i$ and $y_i$ may depend on each other.
+    - `null`: "permutation" of the pooled sample, exact at any size; "wild bootstrap": random signs
+      $\epsilon_i$ on the pairs $h_{ij} = k(x_i, x_j) + k(y_i, y_j) - k(x_i, y_j) - k(x_j, y_i)$,
+      for n = m; then $x_i$ and $y_i$ may depend on each other.
 
-    **Returns:** a `TestResult`. One compiled program; cost O((n + m)^2 (d + B)) for each kernel, all permutations in a few matrix
-    products; memory O((n + m)^2).
+    **Returns:** a `TestResult`. One compiled program; cost O((n + m)^2 (d + B)) for each kernel,
+    all permutations in a few matrix products; memory O((n + m)^2).
 
-    **Raises:** `ValueError` for fewer than 2 points, samples of different kinds, and, with "wild bootstrap", of different sizes.
+    **Raises:** `ValueError` for fewer than 2 points, samples of different kinds, and, with "wild
+    bootstrap", of different sizes.
     """
     kernels, x, y = _checked(kernel, x, y)
     if null == "wild bootstrap":
@@ -97,7 +106,10 @@ def _permutations(
     first = (jnp.arange(n + m) < n).astype(dtype)
 
     def statistics(chosen: Float[Array, "b N"]) -> Float[Array, "b kernels"]:
-        """Of the samples that 0/1 vectors choose from the pool: one matrix product gives all three sums."""
+        """Of the samples that 0/1 vectors choose from the pool.
+
+        One matrix product gives all three sums.
+        """
         within = jnp.sum(matmul(chosen, grams) * chosen, axis=-1)
         across = matmul(rows, chosen.T) - within
         other = jnp.sum(rows, axis=-1)[:, None] - 2 * across - within
@@ -123,21 +135,28 @@ def _signs(
 
 
 def _pairs(kernel: AbstractKernel, x: Points, y: Points) -> Float[Array, "n n"]:
-    """The matrix h of the U-statistic, with a zero diagonal. In this order of terms it is 0 where x and y agree in a point."""
+    """The matrix h of the U-statistic, with a zero diagonal.
+
+    In this order of terms it is 0 where x and y agree in a point.
+    """
     cross = kernel.gram(x, y)
     h = (kernel.gram(x, x) - cross) + (kernel.gram(y, y) - cross.T)
     return h * (1 - jnp.eye(h.shape[0], dtype=h.dtype))
 
 
 def block_two_sample_test(kernel: Any, x: Points, y: Points, *, block: int = 2) -> TestResult:
-    r"""Test in linear time: the mean of the unbiased MMD of blocks of points, which is normal for many blocks (B-test: Zaremba,
-    Gretton and Blaschko 2013; blocks of 2: the linear-time statistic of Gretton et al. 2012, section 6).
+    r"""Test in linear time: the mean of the unbiased MMD of blocks of points, which is normal for
+    many
+    blocks (B-test: Zaremba, Gretton and Blaschko 2013; blocks of 2: the linear-time statistic of
+    Gretton et al. 2012, section 6).
 
-    **Arguments:** `kernel`; `x`, `y`, samples of one size n, in random order; `block`: points of each sample in a block (static),
-    2 to n / 2; the root of n is a good choice. Points beyond the last whole block are not used.
+    **Arguments:** `kernel`; `x`, `y`, samples of one size n, in random order; `block`: points of
+    each sample in a block (static), 2 to n / 2; the root of n is a good choice. Points beyond the
+    last whole block are not used.
 
-    **Returns:** a `TestResult` with the one-sided p-value $1 - \Phi(\sqrt{n / b}\, \bar\eta / \hat\sigma)$; where all blocks agree
-    to the last digit, 0, 1/2 or 1 by the sign of the statistic. Cost O(n b d).
+    **Returns:** a `TestResult` with the one-sided p-value $1 - \Phi(\sqrt{n / b}\, \bar\eta /
+    \hat\sigma)$; where all blocks agree to the last digit, 0, 1/2 or 1 by the sign of the
+    statistic. Cost O(n b d).
 
     **Raises:** `ValueError` for samples of different sizes, or fewer than two blocks.
     """
@@ -147,7 +166,8 @@ def block_two_sample_test(kernel: Any, x: Points, y: Points, *, block: int = 2) 
     count = size(x) // block
     if block < 2 or count < 2:
         raise ValueError(
-            f"`block` = {block} must be at least 2 and leave at least two blocks of {size(x)} points."
+            f"`block` = {block} must be at least 2 and leave at least two blocks of {size(x)} "
+            f"points."
         )
     return _blocks(kernel, x, y, block, count)
 

@@ -18,13 +18,15 @@ def median_heuristic(
     **Arguments:**
 
     - `x`: sample `[n, ...]` of real arrays with n >= 2; points of any shape are flattened.
-    - `max_points`: up to this size all pairs are used, O(n^2 d); above it a uniform subsample of this size.
+    - `max_points`: up to this size all pairs are used, O(n^2 d); above it a uniform subsample of
+      this size.
     - `key`: randomness of the subsample, required above `max_points`.
 
-    **Returns:** a scalar in the units of the points. Where more than half of the distances are 0 the mean distance
-    stands in, and 1 where all are.
+    **Returns:** a scalar in the units of the points. Where more than half of the distances are 0
+    the mean distance stands in, and 1 where all are.
 
-    **Raises:** `ValueError` for fewer than two points (or `max_points` below 2), a non-real dtype, NaN, or a missing `key`.
+    **Raises:** `ValueError` for fewer than two points (or `max_points` below 2), a non-real dtype,
+    NaN, or a missing `key`.
     """
     x = check_finite(as_points(x, "x"), "x")
     check_real(x, "x", "The median heuristic")
@@ -37,7 +39,8 @@ def median_heuristic(
     if n > max_points:
         if key is None:
             raise ValueError(
-                f"`x` has {n} > max_points = {max_points} points: pass `key` to subsample, or raise `max_points`."
+                f"`x` has {n} > max_points = {max_points} points: pass `key` to subsample, or "
+                f"raise `max_points`."
             )
         x = take(x, jax.random.choice(key, n, (max_points,), replace=False))
     rows = flat(x)

@@ -13,9 +13,10 @@ from .._typing import Array, ArrayLike, Float, Point, Points
 class AbstractKernel(eqx.Module):
     """A positive semi-definite kernel `k(x, y)` on the points of some domain.
 
-    A new kernel needs `__call__` on one pair of points. `gram` and `diagonal` follow by `vmap`; override them where
-    the whole matrix is cheaper than its entries. Parameters are array leaves, so `jax.grad` reaches them.
-    Kernels compose: `k + l`, `k * l`, and `2.0 * k` are kernels (no division, no powers: `0.5 * k`, `k * k`).
+    A new kernel needs `__call__` on one pair of points. `gram` and `diagonal` follow by `vmap`;
+    override them where the whole matrix is cheaper than its entries. Parameters are array leaves,
+    so `jax.grad` reaches them. Kernels compose: `k + l`, `k * l`, and `2.0 * k` are kernels (no
+    division, no powers: `0.5 * k`, `k * k`).
     """
 
     @abc.abstractmethod
@@ -113,11 +114,13 @@ class Scaled(AbstractKernel):
 
 
 class FunctionKernel(AbstractKernel):
-    """Any callable `f(x, y)` on two single points, as a kernel: a plain function, or a kernel object of another library.
+    """Any callable `f(x, y)` on two single points, as a kernel: a plain function, or a kernel
+    object
+    of another library.
 
-    Its value is one number, shape `()`: an array of any other shape is a `ValueError`; integers and booleans become
-    floating-point numbers. Array leaves of the callable (if it is a pytree) stay differentiable; the rest is static. Made
-    by `as_kernel`.
+    Its value is one number, shape `()`: an array of any other shape is a `ValueError`; integers and
+    booleans become floating-point numbers. Array leaves of the callable (if it is a pytree) stay
+    differentiable; the rest is static. Made by `as_kernel`.
     """
 
     arrays: list[Array]
@@ -137,13 +140,17 @@ class FunctionKernel(AbstractKernel):
         value = as_float(jax.tree.unflatten(self.structure, leaves)(x, y))
         if value.shape != ():
             raise ValueError(
-                f"A kernel function must return one number for two single points, got shape {value.shape}: sum over its axes."
+                f"A kernel function must return one number for two single points, got shape "
+                f"{value.shape}: sum over its axes."
             )
         return value
 
 
 def as_kernel(kernel: Any) -> AbstractKernel:
-    """`kernel` itself, or a plain callable of two points wrapped as one; a `ValueError` for anything else."""
+    """`kernel` itself, or a plain callable of two points wrapped as one.
+
+    A `ValueError` for anything else.
+    """
     if isinstance(kernel, AbstractKernel):
         return kernel
     if callable(kernel):
@@ -164,7 +171,8 @@ def gram(kernel: Any, x: Points, y: Points | None = None) -> Float[Array, "n m"]
 
     **Returns:** array `[n, m]`. Cost O(n m d) for points of d coordinates.
 
-    **Raises:** `ValueError` if a sample is empty, the points differ in shape, or the dtype is not of the kernel's domain.
+    **Raises:** `ValueError` if a sample is empty, the points differ in shape, or the dtype is not
+    of the kernel's domain.
     """
     kernel = as_kernel(kernel)
     x = as_points(x, "x")

@@ -11,28 +11,32 @@ from .._numerics import matmul
 from .._typing import Array, ArrayLike, Float, Points
 from ._base import AbstractKernel, as_kernel
 
-#: Entries of K in a block by default: 16 MiB in float64, which a last-level cache holds; and rows at least, so that the
-#: work on `y` that each block repeats stays small.
+#: Entries of K in a block by default: 16 MiB in float64, which a last-level cache holds; and rows
+#: at least, so that the work on `y` that each block repeats stays small.
 _BLOCK_ENTRIES, _BLOCK_ROWS = 2**21, 32
 
 
 def gram_matvec(
     kernel: Any, x: Points, y: Points, v: ArrayLike, *, block: int | None = None
 ) -> Float[Array, "n *k"]:
-    r"""$K(X, Y) V$, $\sum_j k(x_i, y_j) V_{jc}$, without the n x m matrix: a block of rows is formed, multiplied, forgotten.
+    r"""$K(X, Y) V$, $\sum_j k(x_i, y_j) V_{jc}$, without the n x m matrix: a block of rows is
+    formed,
+    multiplied, forgotten.
 
     **Arguments:**
 
     - `kernel`: a kernel, or any callable of two points.
     - `x`, `y`: samples of n and of m points.
     - `v`: a vector `[m]`, or columns `[m, ...]`.
-    - `block`: the most rows of K to form at a time (static), by default about 2^21 / m, and at least 32. The result
-      depends on it only by rounding.
+    - `block`: the most rows of K to form at a time (static), by default about 2^21 / m, and at
+      least 32. The result depends on it only by rounding.
 
-    **Returns:** array `[n]`, or `[n, ...]`. Cost O(n m (d + k)), memory O(block m) beside arguments and result. The
-    gradient with respect to the kernel's parameters, x, y and v forms each block once more: the same memory, not O(n m).
+    **Returns:** array `[n]`, or `[n, ...]`. Cost O(n m (d + k)), memory O(block m) beside arguments
+    and result. The gradient with respect to the kernel's parameters, x, y and v forms each block
+    once more: the same memory, not O(n m).
 
-    **Raises:** `ValueError` where `gram` does, for a `v` of another length than y, and for a block < 1.
+    **Raises:** `ValueError` where `gram` does, for a `v` of another length than y, and for a block
+    < 1.
     """
     kernel = as_kernel(kernel)
     x, y, v = as_points(x, "x"), as_points(y, "y"), jnp.asarray(v)
@@ -45,7 +49,8 @@ def gram_matvec(
         )
     if v.ndim == 0 or v.shape[0] != size(y):
         raise ValueError(
-            f"`v` has shape {v.shape}; its first axis must hold one number for each of {size(y)} points `y`."
+            f"`v` has shape {v.shape}; its first axis must hold one number for each of {size(y)} "
+            f"points `y`."
         )
     rows = (
         max(_BLOCK_ROWS, _BLOCK_ENTRIES // size(y)) if block is None else as_count(block, "block")
@@ -61,7 +66,8 @@ def _by_blocks(
     count = -(-n // rows)
     rows = -(-n // count)  # as even as can be: fewer than `count` rows of padding
 
-    # The checkpoint keeps the reverse pass from storing every block; the gradients of kernel, y and v add up in its carry.
+    # The checkpoint keeps the reverse pass from storing every block; the gradients of kernel, y and
+    # v add up in its carry.
     @jax.checkpoint
     def product(part):
         return matmul(kernel.gram(part, y), v)

@@ -12,9 +12,9 @@ from ._domains import check_integer
 class Delta(AbstractKernel):
     """Kronecker delta `k(x, y) = 1` if x equals y in every coordinate, else 0.
 
-    Points are integer or boolean arrays of any shape: labels `[n]`, tuples of labels `[n, d]`. With it every rule of
-    this library is the rule of finite probability tables. `dtype` is that of the Gram matrix, the default float if
-    None.
+    Points are integer or boolean arrays of any shape: labels `[n]`, tuples of labels `[n, d]`. With
+    it every rule of this library is the rule of finite probability tables. `dtype` is that of the
+    Gram matrix, the default float if None.
     """
 
     dtype: jnp.dtype | None = eqx.field(
@@ -35,8 +35,9 @@ class Delta(AbstractKernel):
 class Precomputed(AbstractKernel):
     """`k(i, j) = matrix[i, j]`: a given Gram matrix, with points that are indices into it.
 
-    For objects whose kernel is computed elsewhere: strings, graphs, molecules. Points are integers `[n]` in
-    `0 .. N - 1`; out-of-range indices give NaN. `matrix` is `[N, N]`, symmetric and positive semi-definite.
+    For objects whose kernel is computed elsewhere: strings, graphs, molecules. Points are integers
+    `[n]` in `0 .. N - 1`; out-of-range indices give NaN. `matrix` is `[N, N]`, symmetric and
+    positive semi-definite.
     """
 
     matrix: Float[Array, "N N"] = eqx.field(converter=as_float)
@@ -64,5 +65,6 @@ class Precomputed(AbstractKernel):
         check_integer(x, name, "Precomputed")
         if x.ndim != 1 or x.dtype == bool:
             raise ValueError(
-                f"Precomputed takes indices, integers `{name}` of shape [n]; got {x.dtype}{list(x.shape)}."
+                f"Precomputed takes indices, integers `{name}` of shape [n]; got "
+                f"{x.dtype}{list(x.shape)}."
             )

@@ -12,8 +12,10 @@ def check_single_array(x: Points, name: str, kernel: str) -> Array:
     """The only leaf of a sample whose points are single arrays."""
     if not hasattr(x, "dtype"):
         raise ValueError(
-            f"{kernel} takes points that are single arrays, but a point of `{name}` is a {type(x).__name__} of "
-            f"{len(jax.tree.leaves(x))} parts; use TensorProduct or DirectSum for the parts of a tuple."
+            f"{kernel} takes points that are single arrays, but a point of `{name}` is a "
+            f"{type(x).__name__} of "
+            f"{len(jax.tree.leaves(x))} parts; use TensorProduct or DirectSum for the parts of a "
+            f"tuple."
         )
     return x
 

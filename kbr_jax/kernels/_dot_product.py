@@ -13,7 +13,9 @@ from ._domains import check_real, flat
 
 
 class AbstractDotProduct(AbstractKernel):
-    """`k(x, y) = profile(<x, y>)`, with the inner product summed over all coordinates of arrays of any shape."""
+    """`k(x, y) = profile(<x, y>)`, with the inner product summed over all coordinates of arrays of
+    any shape.
+    """
 
     @abc.abstractmethod
     def profile(self, product: Float[Array, "*s"]) -> Float[Array, "*s"]:

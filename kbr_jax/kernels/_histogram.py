@@ -1,4 +1,7 @@
-"""Kernels on histograms: points with non-negative coordinates, as Lampert 2015 (experiment 2) prints them."""
+"""Kernels on histograms.
+
+Points with non-negative coordinates, as Lampert 2015 (experiment 2) prints them.
+"""
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -11,7 +14,9 @@ from ._domains import check_histogram
 
 
 class HistogramIntersection(AbstractKernel):
-    r"""$k(z, \bar z) = \frac{1}{d} \sum_{c=1}^d \min(z_c, \bar z_c)$ for $z, \bar z \in \mathbb{R}_+^d$ (Lampert 2015, experiment 2).
+    r"""$k(z, \bar z) = \frac{1}{d} \sum_{c=1}^d \min(z_c, \bar z_c)$ for $z, \bar z \in
+    \mathbb{R}_+^d$
+    (Lampert 2015, experiment 2).
 
     A Gram matrix costs O(n m d) without a matrix product.
     """
@@ -29,9 +34,11 @@ class HistogramIntersection(AbstractKernel):
 class ChiSquared(AbstractKernel):
     r"""$k(z, \bar z) = \exp(-\chi^2(z, \bar z) / (2 h^2))$ with
 
-    $$ \chi^2(z, \bar z) = \frac{1}{d} \sum_{c=1}^d \frac{(z_c - \bar z_c)^2}{\frac12 (z_c + \bar z_c)}, $$
+    $$ \chi^2(z, \bar z) = \frac{1}{d} \sum_{c=1}^d \frac{(z_c - \bar z_c)^2}{\frac12 (z_c + \bar
+       z_c)}, $$
 
-    where 0/0 counts as 0, value and gradient. `bandwidth` h = 1 is the kernel as printed (Lampert 2015, experiment 2).
+    where 0/0 counts as 0, value and gradient. `bandwidth` h = 1 is the kernel as printed (Lampert
+    2015, experiment 2).
     """
 
     bandwidth: Float[Array, ""] = eqx.field(

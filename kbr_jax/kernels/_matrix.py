@@ -10,10 +10,12 @@ from ._stationary import AbstractStationary, as_bandwidth, check_bandwidth
 
 
 class Trace(AbstractDotProduct):
-    r"""$k(A, B) = \operatorname{tr}(A^\top B)$ on matrices `[p, q]` (S09 section 7; permutations in S09 section 5).
+    r"""$k(A, B) = \operatorname{tr}(A^\top B)$ on matrices `[p, q]` (S09 section 7; permutations in
+    S09
+    section 5).
 
-    An embedding under it keeps the mean matrix and nothing else, so it cannot hold a belief with two modes; its
-    pre-image is a projection (`decode_rotation`, `decode_permutation`).
+    An embedding under it keeps the mean matrix and nothing else, so it cannot hold a belief with
+    two modes; its pre-image is a projection (`decode_rotation`, `decode_permutation`).
     """
 
     def profile(self, product: Float[Array, "*s"]) -> Float[Array, "*s"]:
@@ -24,10 +26,12 @@ class Trace(AbstractDotProduct):
 
 
 class ChordalGaussian(AbstractStationary):
-    r"""$k(A, B) = \exp(-|A - B|_F^2 / (2 h^2))$, the Gaussian kernel of the chordal distance on matrices `[p, q]`.
+    r"""$k(A, B) = \exp(-|A - B|_F^2 / (2 h^2))$, the Gaussian kernel of the chordal distance on
+    matrices `[p, q]`.
 
-    Positive definite on every set of matrices, rotations among them (the Gaussian kernel of the geodesic distance is
-    not). On SO(3), |A - B|_F = 2 sqrt(2) sin(angle / 2), at most 2.83; `bandwidth` h is in these units.
+    Positive definite on every set of matrices, rotations among them (the Gaussian kernel of the
+    geodesic distance is not). On SO(3), |A - B|_F = 2 sqrt(2) sin(angle / 2), at most 2.83;
+    `bandwidth` h is in these units.
     """
 
     bandwidth: Float[Array, "..."] = eqx.field(converter=as_bandwidth)

@@ -45,7 +45,8 @@ class AbstractParts(AbstractKernel):
     def check(self, x: Points, name: str) -> None:
         if not isinstance(x, (tuple, list)) or len(x) != len(self.kernels):
             raise ValueError(
-                f"{type(self).__name__} of {len(self.kernels)} kernels takes points that are tuples of as many parts; "
+                f"{type(self).__name__} of {len(self.kernels)} kernels takes points that are "
+                f"tuples of as many parts; "
                 f"`{name}` is not such a tuple."
             )
         for index, (kernel, part) in enumerate(zip(self.kernels, x, strict=True)):
@@ -53,10 +54,11 @@ class AbstractParts(AbstractKernel):
 
 
 class TensorProduct(AbstractParts):
-    r"""$k((x_1, x_2, \dots), (y_1, y_2, \dots)) = \prod_p k_p(x_p, y_p)$, the kernel of a joint variable.
+    r"""$k((x_1, x_2, \dots), (y_1, y_2, \dots)) = \prod_p k_p(x_p, y_p)$, the kernel of a joint
+    variable.
 
-    Its feature map is the tensor product of those of the parts. `kernels` holds one kernel for each part; a sample is
-    a tuple of samples of equal size.
+    Its feature map is the tensor product of those of the parts. `kernels` holds one kernel for each
+    part; a sample is a tuple of samples of equal size.
     """
 
     kernels: tuple[AbstractKernel, ...] = eqx.field(converter=_as_kernels)
@@ -66,9 +68,11 @@ class TensorProduct(AbstractParts):
 
 
 class DirectSum(AbstractParts):
-    r"""$k((x_1, x_2, \dots), (y_1, y_2, \dots)) = \sum_p k_p(x_p, y_p)$, the kernel of concatenated features.
+    r"""$k((x_1, x_2, \dots), (y_1, y_2, \dots)) = \sum_p k_p(x_p, y_p)$, the kernel of concatenated
+    features.
 
-    S09 (section 5) uses it for the pair of last state and new observation. Points as for `TensorProduct`.
+    S09 (section 5) uses it for the pair of last state and new observation. Points as for
+    `TensorProduct`.
     """
 
     kernels: tuple[AbstractKernel, ...] = eqx.field(converter=_as_kernels)

@@ -24,7 +24,8 @@ def _rescale(x: Points, bandwidth: Float[Array, "..."]) -> Float[Array, "..."]:
 
 #: Ends the error of a kernel without random Fourier features.
 WITH_SPECTRUM = (
-    "Random Fourier features exist for Gaussian, Laplace, Matern12, Matern32 and Matern52, and for scaled kernels, sums, "
+    "Random Fourier features exist for Gaussian, Laplace, Matern12, Matern32 and Matern52, and for "
+    "scaled kernels, sums, "
     "products, TensorProduct and DirectSum of them; use landmarks otherwise."
 )
 
@@ -32,7 +33,10 @@ WITH_SPECTRUM = (
 def _gaussian_frequencies(
     key, count: int, dimension: int, dtype, orthogonal: bool
 ) -> Float[Array, "r d"]:
-    """Standard normal rows; if orthogonal, rows of Haar blocks with lengths drawn as those of independent ones."""
+    """Standard normal rows.
+
+    If orthogonal, rows of Haar blocks with lengths drawn as those of independent ones.
+    """
     direction, length = jax.random.split(key)
     normals = jax.random.normal(length, (count, dimension), dtype)
     if not orthogonal:
@@ -46,7 +50,10 @@ def _gaussian_frequencies(
 def _student_frequencies(
     degrees: int, key, count: int, dimension: int, dtype, orthogonal: bool
 ) -> Float[Array, "r d"]:
-    """Rows of the multivariate Student t distribution, the spectral density of a Matern kernel: scaled normal ones."""
+    """Rows of the multivariate Student t distribution, the spectral density of a Matern kernel.
+
+    Scaled normal ones.
+    """
     first, second = jax.random.split(key)
     normals = _gaussian_frequencies(first, count, dimension, dtype, orthogonal)
     return normals * jnp.sqrt(
@@ -59,7 +66,8 @@ def check_bandwidth(x: Points, name: str, kernel: str, bandwidth: Float[Array, "
     check_real(x, name, kernel)
     if bandwidth.ndim and bandwidth.shape != x.shape[1:]:
         raise ValueError(
-            f"{kernel} has bandwidths of shape {bandwidth.shape}, but a point of `{name}` has shape {x.shape[1:]}; "
+            f"{kernel} has bandwidths of shape {bandwidth.shape}, but a point of `{name}` has "
+            f"shape {x.shape[1:]}; "
             "give one bandwidth, or one per coordinate."
         )
 
@@ -67,8 +75,8 @@ def check_bandwidth(x: Points, name: str, kernel: str, bandwidth: Float[Array, "
 class AbstractShiftInvariant(AbstractKernel):
     r"""A kernel of `(x - y) / bandwidth`, coordinate by coordinate.
 
-    If $k(x, x) = 1$, then $k(x, y) = E \cos(\omega^\top (x - y) / h)$ for frequencies $\omega$ from its spectral density
-    (Bochner's theorem).
+    If $k(x, x) = 1$, then $k(x, y) = E \cos(\omega^\top (x - y) / h)$ for frequencies $\omega$ from
+    its spectral density (Bochner's theorem).
     """
 
     bandwidth: eqx.AbstractVar[Float[Array, "..."]]
@@ -76,7 +84,10 @@ class AbstractShiftInvariant(AbstractKernel):
     def spectral_frequencies(
         self, key: PRNGKeyArray, count: int, dimension: int, dtype: Any, orthogonal: bool
     ) -> Float[Array, "r d"]:
-        r"""`count` draws $\omega$ of the spectral density for bandwidth 1; orthogonal ones if asked (Yu et al. 2016)."""
+        r"""`count` draws $\omega$ of the spectral density for bandwidth 1.
+
+        Orthogonal ones if asked (Yu et al. 2016).
+        """
         del key, count, dimension, dtype, orthogonal
         raise ValueError(
             f"{type(self).__name__} offers no draws from its spectral density. {WITH_SPECTRUM}"
@@ -91,11 +102,16 @@ class AbstractShiftInvariant(AbstractKernel):
 
 
 class AbstractStationary(AbstractShiftInvariant):
-    """`k(x, y) = profile(|x - y|_h^2)` with the scaled squared distance `sum_c ((x_c - y_c) / h_c)^2`."""
+    """`k(x, y) = profile(|x - y|_h^2)` with the scaled squared distance `sum_c ((x_c - y_c) /
+    h_c)^2`.
+    """
 
     @abc.abstractmethod
     def profile(self, squared: Float[Array, "*s"]) -> Float[Array, "*s"]:
-        """The kernel as a function of the scaled squared distance; its gradient must be finite at 0."""
+        """The kernel as a function of the scaled squared distance.
+
+        Its gradient must be finite at 0.
+        """
 
     def __call__(self, x: Point, y: Point) -> Float[Array, ""]:
         x, y = jnp.asarray(x), jnp.asarray(y)
@@ -108,7 +124,8 @@ class AbstractStationary(AbstractShiftInvariant):
         return self.profile(jnp.zeros(x.shape[0], x.dtype))
 
 
-@eqx.filter_jit  # operation by operation it would take several arrays [n, m], and as many passes over memory
+# operation by operation it would take several arrays [n, m], and as many passes over memory
+@eqx.filter_jit
 def _gram(kernel: AbstractStationary, x: Points, y: Points) -> Float[Array, "n m"]:
     scale = kernel.bandwidth.astype(x.dtype)
     return kernel.profile(
@@ -121,10 +138,11 @@ class Gaussian(AbstractStationary):
 
     **Arguments:**
 
-    - `bandwidth`: h > 0 in the units of the points; a scalar, or one per coordinate in the shape of a point.
+    - `bandwidth`: h > 0 in the units of the points; a scalar, or one per coordinate in the shape of
+      a point.
 
-    Points are arrays of any shape; `S13` writes `exp(-sigma |x - y|^2)` with `sigma = 1 / (2 h^2)`. Multiply by
-    `(2 pi h^2)^{-d/2}` for the normalized density.
+    Points are arrays of any shape; `S13` writes `exp(-sigma |x - y|^2)` with `sigma = 1 / (2 h^2)`.
+    Multiply by `(2 pi h^2)^{-d/2}` for the normalized density.
     """
 
     bandwidth: Float[Array, "..."] = eqx.field(converter=as_bandwidth)
@@ -142,8 +160,9 @@ def _matern0(squared: Float[Array, "*s"]) -> Float[Array, "*s"]:
     return exp(-safe_sqrt(squared))
 
 
-# The Matern profiles as functions of the squared distance s = r^2. Their derivatives are again Matern profiles, so first
-# and second derivatives of the kernels are right at zero distance too, where differentiating the root would not be.
+# The Matern profiles as functions of the squared distance s = r^2. Their derivatives are again
+# Matern profiles, so first and second derivatives of the kernels are right at zero distance too,
+# where differentiating the root would not be.
 @jax.custom_jvp
 def _matern1(squared: Float[Array, "*s"]) -> Float[Array, "*s"]:
     r = safe_sqrt(squared)
@@ -161,7 +180,10 @@ _matern2.defjvps(lambda tangent, _, squared: -_matern1(squared) / 6 * tangent)
 
 
 class Matern12(AbstractStationary):
-    r"""$k(x, y) = \exp(-r)$, $r = |x - y| / h$: the exponential kernel; the derivative at zero distance is taken as 0."""
+    r"""$k(x, y) = \exp(-r)$, $r = |x - y| / h$.
+
+    The exponential kernel; the derivative at zero distance is taken as 0.
+    """
 
     bandwidth: Float[Array, "..."] = eqx.field(converter=as_bandwidth)
 
@@ -224,8 +246,8 @@ class RationalQuadratic(AbstractStationary):
 class Laplace(AbstractShiftInvariant):
     r"""$k(x, y) = \exp(-\sum_c |x_c - y_c| / h_c)$, the Laplace kernel of the 1-norm.
 
-    `Matern12` is the kernel of the Euclidean norm. The derivative at a zero coordinate difference is taken as 0.
-    `bandwidth` as for `Gaussian`.
+    `Matern12` is the kernel of the Euclidean norm. The derivative at a zero coordinate difference
+    is taken as 0. `bandwidth` as for `Gaussian`.
     """
 
     bandwidth: Float[Array, "..."] = eqx.field(converter=as_bandwidth)
@@ -239,8 +261,10 @@ class Laplace(AbstractShiftInvariant):
     ) -> Float[Array, "r d"]:
         if orthogonal:
             raise ValueError(
-                "Orthogonal frequencies need a spectral density that depends on the length of a frequency only; that of "
-                "Laplace (the 1-norm) is a product over coordinates. Use orthogonal=False, or Matern12 (the 2-norm)."
+                "Orthogonal frequencies need a spectral density that depends on the length of a "
+                "frequency only; that of "
+                "Laplace (the 1-norm) is a product over coordinates. Use orthogonal=False, or "
+                "Matern12 (the 2-norm)."
             )
         return jax.random.cauchy(key, (count, dimension), dtype)
 

@@ -11,9 +11,12 @@ from .._typing import Point, Points, PRNGKeyArray
 
 
 class Simulations(eqx.Module):
-    """What a simulator returned: `parameters` `[n, ...]` and, for each of them, `data` `[n, ...]` (or summary statistics of it).
+    """What a simulator returned: `parameters` `[n, ...]` and, for each of them, `data` `[n, ...]`
+    (or
+    summary statistics of it).
 
-    For a simulator that is not written in JAX (a Python loop, a program), build it from the arrays: `Simulations(parameters, data)`.
+    For a simulator that is not written in JAX (a Python loop, a program), build it from the arrays:
+    `Simulations(parameters, data)`.
     """
 
     parameters: Points
@@ -28,15 +31,18 @@ def simulate(
     key: PRNGKeyArray,
     batch: int | None = None,
 ) -> Simulations:
-    """Draw `count` n parameters from the prior, and data at each of them (F11 section 4.4, steps 1 and 2), in one compiled program.
+    """Draw `count` n parameters from the prior, and data at each of them (F11 section 4.4, steps 1
+    and
+    2), in one compiled program.
 
     **Arguments:**
 
-    - `simulator(key, parameter)`: one draw of the data, in JAX, of a shape that does not depend on the draw. Return summary
-      statistics where the data are large: kernels compare what is returned.
+    - `simulator(key, parameter)`: one draw of the data, in JAX, of a shape that does not depend on
+      the draw. Return summary statistics where the data are large: kernels compare what is
+      returned.
     - `prior_sampler(key)`: one parameter, an array or a tree of arrays.
-    - `count` (static); `batch`: draws made side by side (static), all by default; fewer where memory ends. The draws do not
-      depend on it.
+    - `count` (static); `batch`: draws made side by side (static), all by default; fewer where
+      memory ends. The draws do not depend on it.
 
     **Returns:** `Simulations`. Cost: n calls of the simulator.
 

@@ -74,7 +74,8 @@ class MomentModel(AbstractConditional):
 
     def sample(self) -> tuple[AbstractFeatures, AbstractFeatures]:
         raise ValueError(
-            "This needs the training pairs, which moments do not hold: use `kbr_jax.fit_conditional` "
+            "This needs the training pairs, which moments do not hold: use "
+            "`kbr_jax.fit_conditional` "
             "with landmarks, or for a loss held-out pairs."
         )
 
@@ -237,7 +238,9 @@ def fit_conditional(moments: Moments, *, regularizer: ArrayLike) -> MomentModel:
 def moment_weights(
     model: MomentModel, belief: MomentWeights, x: Points, y: Points
 ) -> Float[Array, "*b m"]:
-    r"""Return a belief's weights on m training pairs, $\beta_i = (b(x_i)^\top c)(\tilde\psi(y_i)^\top u)$.
+    r"""Return a belief's weights on m training pairs, $\beta_i = (b(x_i)^\top
+    c)(\tilde\psi(y_i)^\top
+    u)$.
 
     **Arguments:** `x`, `y` `[m, ...]`. **Returns:** `[..., m]`. Cost O(m (K d + q d + K + q)).
     """

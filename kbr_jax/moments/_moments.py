@@ -179,10 +179,12 @@ def _map(kernel: AbstractKernel, choice: Landmarks | RandomFourier) -> AbstractF
 def pack(
     first: Float[Array, "*b h h"], corner: Float[Array, "*b h l"], second: Float[Array, "*b l l"]
 ) -> Float[Array, "*b t"]:
-    """Symmetric matrices [[first, corner], [corner^T, second]], l = h or h + 1, without their repeated entries.
+    """Symmetric matrices [[first, corner], [corner^T, second]], l = h or h + 1, without their
+    repeated
+    entries.
 
-    One rectangle [l, h + 1] holds both triangles: up to the diagonal `second`, behind it `first`. Taking it apart
-    again is a few transposes of dense blocks, much faster than gathering entries.
+    One rectangle [l, h + 1] holds both triangles: up to the diagonal `second`, behind it `first`.
+    Taking it apart again is a few transposes of dense blocks, much faster than gathering entries.
     """
     h, low = first.shape[-1], second.shape[-1]
     rows = [(0, 0)] * (first.ndim - 2)

@@ -1,4 +1,7 @@
-r"""Beliefs, $B(x_s) \propto p^*(x_s) \prod_{t \in \Gamma_s} m_{ts}(x_s)$: read off messages at a sample or on a grid."""
+r"""Beliefs, $B(x_s) \propto p^*(x_s) \prod_{t \in \Gamma_s} m_{ts}(x_s)$.
+
+Read off messages at a sample or on a grid.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,11 +25,13 @@ from ._transfer import map_alike
 
 
 class Beliefs(eqx.Module):
-    r"""Estimated marginals of hidden nodes given the evidence, on common points; made by `read_beliefs`.
+    r"""Estimated marginals of hidden nodes given the evidence, on common points; made by
+    `read_beliefs`.
 
     - `points`: `[p, ...]`. `nodes`: the nodes, in the order of the rows.
     - `probabilities`: `[nodes, p]`, rows of sum 1: expectations are weighted sums over the points.
-    - `density`: `[nodes, p]`, on a grid: probabilities over the width of the cells. None for beliefs on a training sample.
+    - `density`: `[nodes, p]`, on a grid: probabilities over the width of the cells. None for
+      beliefs on a training sample.
     """
 
     points: Points
@@ -39,7 +44,10 @@ class Beliefs(eqx.Module):
         return Embedding(as_kernel(kernel), self.points, self.probabilities)
 
     def mean(self) -> Points:
-        r"""Means `[nodes, *point]` of real points, $\sum_i b_i x_i$: the estimate of least squared error."""
+        r"""Means `[nodes, *point]` of real points, $\sum_i b_i x_i$.
+
+        The estimate of least squared error.
+        """
 
         def average(leaf):
             return jnp.tensordot(
@@ -54,13 +62,14 @@ class Beliefs(eqx.Module):
     def median(self) -> Float[Array, " nodes"]:
         """Medians `[nodes]` of points of one real coordinate: the estimate of least absolute error.
 
-        The distribution function is drawn through its values at the points by straight lines. For integer points the median is the
-        first point at which it reaches one half.
+        The distribution function is drawn through its values at the points by straight lines. For
+        integer points the median is the first point at which it reaches one half.
         """
         values = jnp.asarray(self.points).reshape(size(self.points), -1)
         if values.shape[1] != 1:
             raise ValueError(
-                f"A median needs points of one coordinate; these have {values.shape[1]}. Use `mean` or `mode`."
+                f"A median needs points of one coordinate; these have {values.shape[1]}. Use "
+                f"`mean` or `mode`."
             )
         order = jnp.argsort(values[:, 0])
         values, masses = values[order, 0], self.probabilities[:, order]
@@ -76,7 +85,8 @@ class Beliefs(eqx.Module):
         """The point of highest density `[nodes, *point]`; needs beliefs on a grid."""
         if self.density is None:
             raise ValueError(
-                "On a training sample there is no density to compare; read the beliefs on a grid of `points`."
+                "On a training sample there is no density to compare; read the beliefs on a grid "
+                "of `points`."
             )
         best = jnp.argmax(self.density, axis=1)
         return jax.tree.map(lambda leaf: leaf[best], self.points)
@@ -97,27 +107,32 @@ def read_beliefs(
     marginal: Any = None,
     widths: ArrayLike | None = None,
 ) -> Beliefs:
-    r"""Beliefs $B(x_s) \propto p^*(x_s) \prod_t m_{ts}(x_s)$ of hidden nodes (S13 section 5.1.2), normalized over the points.
+    r"""Beliefs $B(x_s) \propto p^*(x_s) \prod_t m_{ts}(x_s)$ of hidden nodes (S13 section 5.1.2),
+    normalized over the points.
 
     **Arguments:**
 
     - `model`, `messages`: from `fit_belief_propagation` and `propagate_tree` or `propagate_loopy`.
-    - `points`: `[p, ...]`, a grid, or any points. Messages are evaluated there by the regression that defines them, which sends
-      every message once more. By default the support of the nodes: their training sample, draws of $p^*$, whose weights are then
-      the products of the messages alone. (Not with `pivots`, which are no sample.)
-    - `kinds`: read nodes of these kinds only; all hidden nodes by default. They must have one kind of points.
-    - `marginal`: $p^*$ on a grid: values `[p]`, or `[kinds, p]` for each kind that is read in increasing order; a kernel for a
-      kernel density from the training sample; by default that with the nodes' own kernel (for `Delta` the relative frequencies).
-      Pass ones for points that are draws of $p^*$ themselves.
-    - `widths`: sizes of the grid's cells `[p]`; 1 by default, which makes `density` the probabilities.
+    - `points`: `[p, ...]`, a grid, or any points. Messages are evaluated there by the regression
+      that defines them, which sends every message once more. By default the support of the nodes:
+      their training sample, draws of $p^*$, whose weights are then the products of the messages
+      alone. (Not with `pivots`, which are no sample.)
+    - `kinds`: read nodes of these kinds only; all hidden nodes by default. They must have one kind
+      of points.
+    - `marginal`: $p^*$ on a grid: values `[p]`, or `[kinds, p]` for each kind that is read in
+      increasing order; a kernel for a kernel density from the training sample; by default that with
+      the nodes' own kernel (for `Delta` the relative frequencies). Pass ones for points that are
+      draws of $p^*$ themselves.
+    - `widths`: sizes of the grid's cells `[p]`; 1 by default, which makes `density` the
+      probabilities.
 
-    $p^*$ enters here and nowhere else. Cost: on the support the products alone; on points one update of each message, and the fit
-    of its regression once more.
+    $p^*$ enters here and nowhere else. Cost: on the support the products alone; on points one
+    update of each message, and the fit of its regression once more.
 
     **Returns:** `Beliefs` of the nodes in increasing order.
 
-    **Raises:** `ValueError` for points that are not of the nodes' domain, kinds without hidden nodes, nodes of several supports
-    read without `points`, or values of another shape.
+    **Raises:** `ValueError` for points that are not of the nodes' domain, kinds without hidden
+    nodes, nodes of several supports read without `points`, or values of another shape.
     """
     graph = model.graph
     hidden = graph.hidden_kinds.tolist()
@@ -169,7 +184,8 @@ def _on_support(
         )
     if any(model.supports[kind] is not model.supports[kinds[0]] for kind in kinds):
         raise ValueError(
-            "Nodes of several kinds have several supports; read one of the `kinds` at a time, or give `points`."
+            "Nodes of several kinds have several supports; read one of the `kinds` at a time, or "
+            "give `points`."
         )
     points = model.supports[kinds[0]]
     table = model.layout.message_slots.arrivals(nodes)
@@ -185,7 +201,10 @@ def _on_support(
 def _read(
     model: PropagationModel, known: tuple, points: Points, kinds: tuple[int, ...]
 ) -> Float[Array, "N p"]:
-    """Products of all messages and evidence at common points, for every hidden node; meaningful for the given kinds."""
+    """Products of all messages and evidence at common points, for every hidden node.
+
+    Meaningful for the given kinds.
+    """
     messages, local, floor, evidence = known
     graph, slots = model.graph, model.layout.message_slots
     rows, row_of, start = [], np.full(slots.count + 1, -1), 0
@@ -224,7 +243,8 @@ def _marginal(
         values = jnp.asarray(marginal)
         if values.shape not in ((size(points),), (len(kinds), size(points))):
             raise ValueError(
-                f"`marginal` has shape {values.shape}; give values ({size(points)},) at the points, or "
+                f"`marginal` has shape {values.shape}; give values ({size(points)},) at the "
+                f"points, or "
                 f"({len(kinds)}, {size(points)}) for each kind that is read."
             )
         if is_concrete(values) and not np.all(np.asarray(values) >= 0):

@@ -23,7 +23,9 @@ def _as_function(function: Any) -> FunctionKernel:
 
 
 class Likelihood(eqx.Module):
-    r"""A known likelihood: `function(x, y)` $\propto p(y \mid x)$ of a hidden node's value x and its datum y, not negative.
+    r"""A known likelihood: `function(x, y)` $\propto p(y \mid x)$ of a hidden node's value x and
+    its
+    datum y, not negative.
 
     - `nodes`: hidden nodes, each once (static). `data`: `[len(nodes), ...]`, the datum of each.
 
@@ -38,7 +40,8 @@ class Likelihood(eqx.Module):
 
 
 class Evidence(eqx.Module):
-    """What is known of a case: values of the observed nodes, which of them are there, and known likelihoods.
+    """What is known of a case: values of the observed nodes, which of them are there, and known
+    likelihoods.
 
     `values` holds one sample for each kind of node, or one of all observed nodes under the name -1.
     """
@@ -85,7 +88,9 @@ def evidence_rows(
     width: int,
     kinds: tuple[int, ...],
 ) -> Float[Array, "rows q"]:
-    """The message of each observed node to each of its neighbors, ones where its value is missing; and a row of ones.
+    """The message of each observed node to each of its neighbors, ones where its value is missing;
+    and
+    a row of ones.
 
     Messages to nodes of other kinds than the given ones are ones too.
     """
@@ -169,12 +174,14 @@ def as_evidence(
     if not len(watched):
         if values is not None:
             raise ValueError(
-                "The graph has no observed nodes; name them in `pairwise_graph(observed=...)`, or give no `values`."
+                "The graph has no observed nodes; name them in `pairwise_graph(observed=...)`, or "
+                "give no `values`."
             )
         return Evidence({}, jnp.ones(0, bool), known)
     if values is None:
         raise ValueError(
-            f"The graph has {len(watched)} observed nodes; give their `values` (missing ones masked by `present`)."
+            f"The graph has {len(watched)} observed nodes; give their `values` (missing ones "
+            f"masked by `present`)."
         )
     mask = as_mask(present, len(watched), "present")
     kinds = graph.kinds[watched]
@@ -194,7 +201,8 @@ def as_evidence(
         sample = as_points(sample, label)
         if size(sample) != len(own):
             raise ValueError(
-                f"`{label}` holds {size(sample)} values; give one for each of {len(own)} observed nodes."
+                f"`{label}` holds {size(sample)} values; give one for each of {len(own)} observed "
+                f"nodes."
             )
         likes = [(kind, model.samples[kind]) for kind in members if model.samples[kind] is not None]
         for kind, like in likes:
@@ -212,11 +220,13 @@ def _as_likelihood(graph: PairwiseGraph, likelihood: Likelihood) -> Likelihood:
         raise ValueError("The nodes of a `Likelihood` must be at least one, each given once.")
     if nodes.min() < 0 or nodes.max() >= graph.num_nodes or graph.observed[nodes].any():
         raise ValueError(
-            f"The nodes of a `Likelihood` must be hidden nodes of the graph, got {list(likelihood.nodes)}."
+            f"The nodes of a `Likelihood` must be hidden nodes of the graph, got "
+            f"{list(likelihood.nodes)}."
         )
     data = as_points(likelihood.data, "data")
     if size(data) != len(nodes):
         raise ValueError(
-            f"`data` holds {size(data)} values; give one for each of the likelihood's {len(nodes)} nodes."
+            f"`data` holds {size(data)} values; give one for each of the likelihood's {len(nodes)} "
+            f"nodes."
         )
     return Likelihood(likelihood.nodes, likelihood.function, data)

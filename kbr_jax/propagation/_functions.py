@@ -8,7 +8,8 @@ from jax import lax
 
 from .._typing import Array, Float
 
-#: Up to this many factors a product is one expression; beyond, a loop that rescales at every factor.
+#: Up to this many factors a product is one expression; beyond, a loop that rescales at every
+#: factor.
 _FEW = 8
 
 
@@ -38,6 +39,9 @@ def peak(values: Array) -> Array:
 
 
 def rescaled(values: Float[Array, "*b q"], floor: Float[Array, ""]) -> Float[Array, "*b q"]:
-    """Functions with largest value 1 and none below the floor. One that is positive nowhere says nothing: it becomes 1."""
+    """Functions with largest value 1 and none below the floor.
+
+    One that is positive nowhere says nothing: it becomes 1.
+    """
     silent = jnp.max(values, axis=-1, keepdims=True) <= 0  # not so NaN
     return jnp.where(silent, 1, jnp.maximum(values / peak(values), floor))

@@ -1,4 +1,7 @@
-"""The structure of a pairwise model: nodes, edges, which edges share a template, and which nodes are observed."""
+"""The structure of a pairwise model.
+
+Nodes, edges, which edges share a template, and which nodes are observed.
+"""
 
 import functools
 from collections.abc import Iterable, Sequence
@@ -11,11 +14,15 @@ from .._checks import as_count
 
 
 class PairwiseGraph(eqx.Module):
-    r"""An undirected graph with templates; made by `pairwise_graph` or `grid_graph`. Static: it holds no arrays of JAX.
+    r"""An undirected graph with templates; made by `pairwise_graph` or `grid_graph`. Static: it
+    holds
+    no arrays of JAX.
 
-    - `edges` `[E, 2]`: node indices; `templates` `[E]`: the template of each edge, in `0 .. num_templates - 1`. All edges of a
-      template share one sample of pairs (first node, second node).
-    - `kinds` `[N]`: the kind of each node, in `0 .. num_kinds - 1`. Nodes of a kind share kernel, sample and marginal.
+    - `edges` `[E, 2]`: node indices; `templates` `[E]`: the template of each edge, in `0 ..
+      num_templates - 1`. All edges of a template share one sample of pairs (first node, second
+      node).
+    - `kinds` `[N]`: the kind of each node, in `0 .. num_kinds - 1`. Nodes of a kind share kernel,
+      sample and marginal.
     - `observed` `[N]`: whether the value of a node will be given.
     - `labels`: names of the nodes where the graph came from networkx, else None.
     """
@@ -63,7 +70,8 @@ class PairwiseGraph(eqx.Module):
 
     def __repr__(self) -> str:
         return (
-            f"PairwiseGraph({self.num_nodes} nodes of {self.num_kinds} kinds, {int(self.observed.sum())} observed; "
+            f"PairwiseGraph({self.num_nodes} nodes of {self.num_kinds} kinds, "
+            f"{int(self.observed.sum())} observed; "
             f"{len(self.edges)} edges of {self.num_templates} templates)"
         )
 
@@ -120,18 +128,21 @@ def pairwise_graph(
 
     **Arguments:**
 
-    - `edges`: integers `[E, 2]`, or a networkx graph (any object with `nodes` and `edges`), whose nodes are numbered in its own
-      order. An edge attribute `template`, if every edge has it, gives `templates`.
+    - `edges`: integers `[E, 2]`, or a networkx graph (any object with `nodes` and `edges`), whose
+      nodes are numbered in its own order. An edge attribute `template`, if every edge has it, gives
+      `templates`.
     - `num_nodes`: number N of nodes; by default one more than the largest index in `edges`.
     - `observed`: the nodes whose values will be given (labels for a networkx graph).
-    - `templates`: `[E]`, the template of each edge, in `0 .. T - 1`; by default every edge is its own. The two ends of a
-      template play different parts: first and second node as `edges` lists them.
-    - `kinds`: `[N]`; by default nodes that play the same part in one template are of one kind, numbered by first node.
+    - `templates`: `[E]`, the template of each edge, in `0 .. T - 1`; by default every edge is its
+      own. The two ends of a template play different parts: first and second node as `edges` lists
+      them.
+    - `kinds`: `[N]`; by default nodes that play the same part in one template are of one kind,
+      numbered by first node.
 
     The graph may have cycles and several components.
 
-    **Raises:** `ValueError` for an edge to a node that does not exist, from a node to itself or given twice, templates or
-    kinds that do not fit, or no hidden node.
+    **Raises:** `ValueError` for an edge to a node that does not exist, from a node to itself or
+    given twice, templates or kinds that do not fit, or no hidden node.
     """
     labels = None
     if hasattr(edges, "nodes") and hasattr(edges, "edges"):
@@ -182,10 +193,11 @@ def pairwise_graph(
 def grid_graph(rows: int, columns: int, *, leaves: bool = True) -> PairwiseGraph:
     r"""A grid with templates by row, as for depth from an image (S13 section 5.1.3).
 
-    Hidden node $(i, j)$ is number `i * columns + j`. Templates, in this order: `rows` of horizontal edges (left, right), none
-    where `columns` is 1; `rows - 1` of vertical edges (upper, lower); and with `leaves`, `rows` of likelihoods (hidden,
-    observed), with the observed node `rows * columns + i * columns + j` at the hidden one. Kinds are the rows: of hidden nodes,
-    then of observed ones.
+    Hidden node $(i, j)$ is number `i * columns + j`. Templates, in this order: `rows` of horizontal
+    edges (left, right), none where `columns` is 1; `rows - 1` of vertical edges (upper, lower); and
+    with `leaves`, `rows` of likelihoods (hidden, observed), with the observed node `rows * columns
+    + i * columns + j` at the hidden one. Kinds are the rows: of hidden nodes, then of observed
+    ones.
     """
     rows, columns = as_count(rows, "rows"), as_count(columns, "columns")
     nodes = np.arange(rows * columns).reshape(rows, columns)
@@ -230,7 +242,8 @@ def _check_edges(edges: np.ndarray, count: int) -> None:
     wrong = np.flatnonzero(((edges < 0) | (edges >= count)).any(1))
     if len(wrong):
         raise ValueError(
-            f"edges[{wrong[0]}] = {edges[wrong[0]].tolist()} leads to a node that does not exist; the {count} nodes are "
+            f"edges[{wrong[0]}] = {edges[wrong[0]].tolist()} leads to a node that does not exist; "
+            f"the {count} nodes are "
             f"0 .. {count - 1}. Raise `num_nodes` to add nodes."
         )
     loops = np.flatnonzero(edges[:, 0] == edges[:, 1])
@@ -273,6 +286,7 @@ def _check_kinds(kinds: np.ndarray, edges: np.ndarray, templates: np.ndarray, co
         twice = np.flatnonzero(np.diff(pairs[:, 0]) == 0)
         if len(twice):
             raise ValueError(
-                f"Template {pairs[twice[0], 0]} has {name} nodes of several kinds; all edges of a template share one "
+                f"Template {pairs[twice[0], 0]} has {name} nodes of several kinds; all edges of a "
+                f"template share one "
                 "sample, so their ends must be of one kind."
             )

@@ -23,7 +23,8 @@ class Messages(eqx.Module):
 
     - `values` `[M, q]`: each at the support of the node that it goes to, largest value 1.
     - `local` `[N, q]`: for each hidden node the product of its evidence at its support.
-    - `residuals` `[sweeps]`: the largest change of a message in each sweep (0 on trees); `sweeps`: how many were done.
+    - `residuals` `[sweeps]`: the largest change of a message in each sweep (0 on trees); `sweeps`:
+      how many were done.
     - `floor`, `evidence`: as used, for reading beliefs at other points.
     """
 
@@ -43,22 +44,29 @@ def propagate_tree(
     likelihoods: Sequence[Likelihood] = (),
     floor: ArrayLike = 0.0,
 ) -> Messages:
-    r"""Exact belief propagation on a tree, or on several: every message is sent once, when all it is made of are there (S13 eq 27).
+    r"""Exact belief propagation on a tree, or on several: every message is sent once, when all it
+    is
+    made of are there (S13 eq 27).
 
     **Arguments:**
 
     - `model`: fitted to a graph whose hidden nodes form no cycle. (Observed nodes cut cycles.)
-    - `values`: the values of the observed nodes in the order of their numbers, a sample `[observed, ...]`; where observed nodes of
-      different kinds have different kinds of points, a dict of one sample for each kind. `vmap` over it for many cases.
-    - `present`: mask `[observed]`; False: the value is missing, it sends no message (what stands there is ignored, NaN included).
-      NaN in a value that is present makes the beliefs NaN under `jit` or `vmap`, and is a `ValueError` otherwise.
+    - `values`: the values of the observed nodes in the order of their numbers, a sample `[observed,
+      ...]`; where observed nodes of different kinds have different kinds of points, a dict of one
+      sample for each kind. `vmap` over it for many cases.
+    - `present`: mask `[observed]`; False: the value is missing, it sends no message (what stands
+      there is ignored, NaN included). NaN in a value that is present makes the beliefs NaN under
+      `jit` or `vmap`, and is a `ValueError` otherwise.
     - `likelihoods`: known ones.
-    - `floor`: messages are kept above this share of their largest value. Estimates go below 0, where no probability is.
+    - `floor`: messages are kept above this share of their largest value. Estimates go below 0,
+      where no probability is.
 
-    **Returns:** `Messages`; read beliefs with `read_beliefs`. Cost: one update for each directed edge (`fit_belief_propagation`), batched by
-    template over the edges that can be sent at the same time; one compiled loop over the tree's diameter.
+    **Returns:** `Messages`; read beliefs with `read_beliefs`. Cost: one update for each directed
+    edge (`fit_belief_propagation`), batched by template over the edges that can be sent at the same
+    time; one compiled loop over the tree's diameter.
 
-    **Raises:** `ValueError` for a cycle, values that are not of the kind of the training sample, or masks of another length.
+    **Raises:** `ValueError` for a cycle, values that are not of the kind of the training sample, or
+    masks of another length.
     """
     evidence = as_evidence(model, values, present, likelihoods)
     model.layout.levels  # noqa: B018 - raises for a cycle, outside the compiled program
@@ -76,19 +84,25 @@ def propagate_loopy(
     present: ArrayLike | None = None,
     likelihoods: Sequence[Likelihood] = (),
 ) -> Messages:
-    r"""Loopy belief propagation by flooding: in each sweep all messages are sent at once (S13 eq 30, section 5.1.3).
+    r"""Loopy belief propagation by flooding: in each sweep all messages are sent at once (S13 eq
+    30,
+    section 5.1.3).
 
     **Arguments:**
 
-    - `sweeps`: how many, at most (static). On grids 2 to 10 are best; more sharpen beliefs that loops have made too sure.
+    - `sweeps`: how many, at most (static). On grids 2 to 10 are best; more sharpen beliefs that
+      loops have made too sure.
     - `damping`: in [0, 1), the share of the old message that is kept.
-    - `floor`: messages are kept above this share of their largest value. Estimates go negative; a floor also tempers loops.
-    - `tolerance`: stop when no message changes by more; None for all sweeps. (Under `vmap` all sweeps cost their time.)
+    - `floor`: messages are kept above this share of their largest value. Estimates go negative; a
+      floor also tempers loops.
+    - `tolerance`: stop when no message changes by more; None for all sweeps. (Under `vmap` all
+      sweeps cost their time.)
     - the rest as for `propagate_tree`.
 
-    **Returns:** `Messages` with the residual of each sweep (the last one repeated after the stop). Cost of a sweep: a few batched
-    matrix products, one for each group of templates alike (`fit_belief_propagation` for the flops of a message), and products of
-    messages, O(edges * degree * q). Differentiable. On a tree as many sweeps as its diameter are exact.
+    **Returns:** `Messages` with the residual of each sweep (the last one repeated after the stop).
+    Cost of a sweep: a few batched matrix products, one for each group of templates alike
+    (`fit_belief_propagation` for the flops of a message), and products of messages, O(edges *
+    degree * q). Differentiable. On a tree as many sweeps as its diameter are exact.
 
     **Raises:** as `propagate_tree`, except for cycles.
     """
@@ -120,7 +134,9 @@ def _tree(model: PropagationModel, evidence: Evidence, floor: Float[Array, ""]) 
 
 
 def _schedule(block: np.ndarray, levels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For each level the directions of a group that are sent, `[levels, G]`, and their slots `[levels, G, w]`.
+    """For each level the directions of a group that are sent, `[levels, G]`, and their slots
+    `[levels,
+    G, w]`.
 
     Filled up with direction 0 and slots beyond the end, which are dropped.
     """
@@ -185,7 +201,9 @@ def _flood(
 def _outgoing(
     model: PropagationModel, group: int, directions: Any, rows: Any, messages: Array, local: Array
 ) -> Array:
-    """New messages of a group `[G, w, q]`, from the product of what their sources hear from elsewhere."""
+    """New messages of a group `[G, w, q]`, from the product of what their sources hear from
+    elsewhere.
+    """
     transfer: Transfer = model.messages[group]
     products = sources(model, group, directions, rows, messages, local)
     sent = (transfer if directions is None else transfer.pick(directions)).apply(products)
@@ -201,7 +219,8 @@ def sources(
     offsets = np.asarray(model.offsets[group])
     place = np.full(model.graph.num_nodes + 1, len(model.graph.hidden))
     place[model.graph.hidden] = np.arange(len(model.graph.hidden))
-    # What lies beyond the end is ones: for slots without an edge nothing is heard, and nobody speaks.
+    # What lies beyond the end is ones: for slots without an edge nothing is heard, and nobody
+    # speaks.
     heard = np.concatenate(
         [model.layout.incoming, np.full((2, model.layout.incoming.shape[1]), slots.count)]
     )

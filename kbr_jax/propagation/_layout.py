@@ -1,8 +1,10 @@
-"""Static tables of belief propagation: where each message stands, what it is made of, and in which order.
+"""Static tables of belief propagation: where each message stands, what it is made of, and in which
+order.
 
-Messages stand in rows ("slots"). A *direction* is a template seen from one of its ends: number 2 t from first to second node, 2 t + 1
-back. Directions whose matrices can be stacked form a group; its slots are a block `[directions, width]`, so that the output
-of one batched matrix product *is* a block of the array of messages.
+Messages stand in rows ("slots"). A *direction* is a template seen from one of its ends: number 2 t
+from first to second node, 2 t + 1 back. Directions whose matrices can be stacked form a group; its
+slots are a block `[directions, width]`, so that the output of one batched matrix product *is* a
+block of the array of messages.
 """
 
 import functools
@@ -14,7 +16,9 @@ from ._graph import PairwiseGraph
 
 
 class Layout(eqx.Module):
-    """Groups of directions between hidden nodes (`messages`), and from observed to hidden ones (`evidence`)."""
+    """Groups of directions between hidden nodes (`messages`), and from observed to hidden ones
+    (`evidence`).
+    """
 
     graph: PairwiseGraph = eqx.field(static=True)
     messages: tuple[tuple[int, ...], ...] = eqx.field(static=True)
@@ -44,7 +48,10 @@ class Layout(eqx.Module):
 
     @functools.cached_property
     def incoming(self) -> np.ndarray:
-        """For each slot of a message t -> s the slots of the messages u -> t, u != s; filled up with the row of ones."""
+        """For each slot of a message t -> s the slots of the messages u -> t, u != s.
+
+        Filled up with the row of ones.
+        """
         slots = self.message_slots
         lists: list[list[int]] = [[] for _ in range(slots.count)]
         for source, target, slot in slots.entries:
@@ -55,7 +62,10 @@ class Layout(eqx.Module):
 
     @functools.cached_property
     def levels(self) -> np.ndarray:
-        """The level of each slot: a message can be sent once all it is made of are; -1 for slots without a message."""
+        """The level of each slot.
+
+        A message can be sent once all it is made of are; -1 for slots without a message.
+        """
         levels = np.full(self.message_slots.count + 1, -1)
         for _, target, slot in _leaves_first(self):
             made_of = self.incoming[slot]
@@ -65,7 +75,11 @@ class Layout(eqx.Module):
 
 
 class Slots:
-    """Rows of messages: `blocks` holds for each group the slots `[directions, width]`; slots without an edge have source -1."""
+    """Rows of messages.
+
+    `blocks` holds for each group the slots `[directions, width]`; slots without an edge have source
+    -1.
+    """
 
     def __init__(
         self, graph: PairwiseGraph, groups: tuple[tuple[int, ...], ...], directed: dict[int, list]
@@ -107,7 +121,10 @@ def padded_table(lists: list[list[int]], filling: int) -> np.ndarray:
 
 @functools.lru_cache(maxsize=32)
 def directed_edges(graph: PairwiseGraph) -> tuple[dict[int, list], dict[int, list]]:
-    """Directed edges (source, target) by direction: between hidden nodes, and from observed to hidden ones."""
+    """Directed edges (source, target) by direction.
+
+    Between hidden nodes, and from observed to hidden ones.
+    """
     hidden, watched = {}, {}
     for (a, b), template in zip(graph.edges.tolist(), graph.templates.tolist(), strict=True):
         for source, target, direction in ((a, b, 2 * template), (b, a, 2 * template + 1)):
@@ -124,7 +141,10 @@ def ends(graph: PairwiseGraph, direction: int) -> tuple[int, int]:
 
 
 def _leaves_first(layout: Layout) -> list[tuple[int, int, int]]:
-    """All messages in an order in which each comes after those it is made of; a `ValueError` if there is a cycle."""
+    """All messages in an order in which each comes after those it is made of.
+
+    A `ValueError` if there is a cycle.
+    """
     slots = layout.message_slots
     waiting = {slot: int((layout.incoming[slot] < slots.count).sum()) for *_, slot in slots.entries}
     outgoing: dict[int, list[tuple[int, int]]] = {}
@@ -142,6 +162,7 @@ def _leaves_first(layout: Layout) -> list[tuple[int, int, int]]:
                     ready.append((target, beyond, following))
     if len(order) < len(slots.entries):
         raise ValueError(
-            "The hidden nodes of the graph form a cycle, and two passes are exact on trees only: use `propagate_loopy`."
+            "The hidden nodes of the graph form a cycle, and two passes are exact on trees only: "
+            "use `propagate_loopy`."
         )
     return order

@@ -1,4 +1,7 @@
-r"""Kernel belief propagation, fitted: what each edge's sample says about its two ends (S13 section 5.1)."""
+r"""Kernel belief propagation, fitted.
+
+What each edge's sample says about its two ends (S13 section 5.1).
+"""
 
 import dataclasses
 import functools
@@ -30,10 +33,13 @@ from ._transfer import Power, Regression, Transfer, alike, fit_transfer, map_ali
 class PropagationModel(eqx.Module):
     r"""A fitted pairwise model; made by `fit_belief_propagation`.
 
-    - `layout`: the graph and where each message stands (static). `kernels`: one for each kind of node.
-    - `supports`: for each kind the points at which messages to its nodes are kept, None for kinds without hidden nodes.
+    - `layout`: the graph and where each message stands (static). `kernels`: one for each kind of
+      node.
+    - `supports`: for each kind the points at which messages to its nodes are kept, None for kinds
+      without hidden nodes.
     - `samples`: for each kind its training points, draws of the marginal p*.
-    - `messages`, `evidence`: the linear maps of the updates; `observations`: features of the observed samples.
+    - `messages`, `evidence`: the linear maps of the updates; `observations`: features of the
+      observed samples.
     - `offsets`: where a direction's own sample begins in the support of its source.
     - `weighted`: whether supports are samples (True) or pivots.
 
@@ -79,43 +85,53 @@ def fit_belief_propagation(
     pivots: int | Landmarks | None = None,
     order: int | None = None,
 ) -> PropagationModel:
-    r"""Learn the messages of kernel belief propagation from samples (S13 eq 27 to 30, algorithm VI).
+    r"""Learn the messages of kernel belief propagation from samples (S13 eq 27 to 30, algorithm
+    VI).
 
-    The model is the pairwise field with node potentials $p^*(x_s)$ and edge potentials $p^*(x_s, x_t) / (p^*(x_s) p^*(x_t))$,
-    $p^*$ being the distribution of the samples, without evidence. Its messages are conditional expectations,
+    The model is the pairwise field with node potentials $p^*(x_s)$ and edge potentials $p^*(x_s,
+    x_t) / (p^*(x_s) p^*(x_t))$, $p^*$ being the distribution of the samples, without evidence. Its
+    messages are conditional expectations,
 
     $$ m_{ts}(x_s) = E[\textstyle\prod_{u \in \Gamma_t \setminus s} m_{ut}(X_t) \mid x_s], \qquad
-       \hat m_{ts}(x_s) = k(x_s, x_s^{1..n}) (K_s + n \lambda I)^{-1} \textstyle\bigodot_{u} \hat m_{ut}(x_t^{1..n}), $$
+       \hat m_{ts}(x_s) = k(x_s, x_s^{1..n}) (K_s + n \lambda I)^{-1} \textstyle\bigodot_{u} \hat
+          m_{ut}(x_t^{1..n}), $$
 
-    and an observed node u sends $\hat p(x_u \mid x_t) \propto k(x_t, x_t^{1..n}) (K_t + n \lambda I)^{-1} k_u(x_u^{1..n}, x_u)$. Each
-    template has its own pairs $(x_s^i, x_t^i)$; a message is kept as its values at the support of the node that it goes to,
-    never as coefficients, which lose digits for small lambda. Three forms:
+    and an observed node u sends $\hat p(x_u \mid x_t) \propto k(x_t, x_t^{1..n}) (K_t + n \lambda
+    I)^{-1} k_u(x_u^{1..n}, x_u)$. Each template has its own pairs $(x_s^i, x_t^i)$; a message is
+    kept as its values at the support of the node that it goes to, never as coefficients, which lose
+    digits for small lambda. Three forms:
 
-    - exact (default): values at all the samples of the templates that the node sends on; 2 m^2 flops a message and sample.
+    - exact (default): values at all the samples of the templates that the node sends on; 2 m^2
+      flops a message and sample.
     - features (`landmarks`): the same values by r features, 2 m r twice.
-    - constant time (`pivots`): values at l pivots of the product kernel $k^q$, 2 l^2, whatever m is. A product of messages lies in
-      the RKHS of $k^q$ and is interpolated from the pivots to the sample, once, in the fitted matrices. Goes with either of the others.
+    - constant time (`pivots`): values at l pivots of the product kernel $k^q$, 2 l^2, whatever m
+      is. A product of messages lies in the RKHS of $k^q$ and is interpolated from the pivots to the
+      sample, once, in the fitted matrices. Goes with either of the others.
 
     **Arguments:**
 
     - `graph`: from `pairwise_graph` or `grid_graph`.
     - `kernels`: one kernel for all nodes, or a sequence with one for each kind of node.
-    - `regularizer`: lambda > 0, one number or one for each template `[T]`. The matrix inverted is `K + n regularizer I`; S13
-      prints `K + lambda I`, so lambda_S13 = n regularizer.
-    - `pairs`: for each template the pairs `(first, second)`, samples `[m, ...]` for the two ends of its edges. Where the same array
-      stands in several templates, messages are kept at it once.
-    - `points`: instead of `pairs`, for each node a sample, all drawn jointly (the setting of S13 eq 30); for graphs where every
-      edge is its own template.
-    - `landmarks`: None for exact Gram matrices of hidden nodes; a rank, `Landmarks` or `RandomFourier` for features.
+    - `regularizer`: lambda > 0, one number or one for each template `[T]`. The matrix inverted is
+      `K + n regularizer I`; S13 prints `K + lambda I`, so lambda_S13 = n regularizer.
+    - `pairs`: for each template the pairs `(first, second)`, samples `[m, ...]` for the two ends of
+      its edges. Where the same array stands in several templates, messages are kept at it once.
+    - `points`: instead of `pairs`, for each node a sample, all drawn jointly (the setting of S13 eq
+      30); for graphs where every edge is its own template.
+    - `landmarks`: None for exact Gram matrices of hidden nodes; a rank, `Landmarks` or
+      `RandomFourier` for features.
     - `landmarks_observed`: the same for the kernels of observed nodes.
-    - `pivots`: the number l of greedy pivots of each kind of hidden node, or `Landmarks` for all of them.
+    - `pivots`: the number l of greedy pivots of each kind of hidden node, or `Landmarks` for all of
+      them.
     - `order`: q, static; by default the largest number of messages that any node multiplies.
 
-    **Returns:** a `PropagationModel`. Cost for each direction of a template, with q points of support, O(m^3 + m^2 q) exact and
-    O(m r^2 + q r^2) with features; samples of equal shapes are fitted by one compiled loop.
+    **Returns:** a `PropagationModel`. Cost for each direction of a template, with q points of
+    support, O(m^3 + m^2 q) exact and O(m r^2 + q r^2) with features; samples of equal shapes are
+    fitted by one compiled loop.
 
-    **Raises:** `ValueError` for a template, or a hidden node, without a sample; empty, unpaired or non-finite samples; samples that are
-    not of their kernel's domain, or of one kind of node but different kinds of points; or a regularizer that is not positive.
+    **Raises:** `ValueError` for a template, or a hidden node, without a sample; empty, unpaired or
+    non-finite samples; samples that are not of their kernel's domain, or of one kind of node but
+    different kinds of points; or a regularizer that is not positive.
     """
     kernels = _as_kernels(kernels, graph.num_kinds)
     pairs, samples = _as_pairs(graph, kernels, pairs, points)
@@ -165,7 +181,9 @@ def fit_belief_propagation(
 
 
 def _fit_groups(graph: PairwiseGraph, regression: Any, hidden: dict, watched: dict, choices: tuple):
-    """The layout, the transfers of messages and of evidence, and the features of the observed samples."""
+    """The layout, the transfers of messages and of evidence, and the features of the observed
+    samples.
+    """
     layouts, transfers, features = [], [], ()
     for directed, names in ((hidden, "messages"), (watched, "evidence")):
         directions = sorted(directed)
@@ -184,7 +202,8 @@ def _as_kernels(kernels: Any, count: int) -> tuple[AbstractKernel, ...]:
     if isinstance(kernels, (list, tuple)):
         if len(kernels) != count:
             raise ValueError(
-                f"`kernels` holds {len(kernels)}; give one kernel, or one for each of {count} kinds of nodes."
+                f"`kernels` holds {len(kernels)}; give one kernel, or one for each of {count} "
+                f"kinds of nodes."
             )
         return tuple(as_kernel(kernel) for kernel in kernels)
     return (as_kernel(kernels),) * count
@@ -196,7 +215,8 @@ def _as_ridges(
     ridges = as_positive(regularizer, "regularizer")
     if ridges.ndim > 1 or (ridges.ndim and ridges.shape[0] != graph.num_templates):
         raise ValueError(
-            f"`regularizer` has shape {ridges.shape}; give one number, or one for each of {graph.num_templates} templates."
+            f"`regularizer` has shape {ridges.shape}; give one number, or one for each of "
+            f"{graph.num_templates} templates."
         )
     kind = graph.hidden_kinds[0]
     dtype = jax.eval_shape(kernels[kind].diagonal, samples[kind]).dtype
@@ -204,7 +224,10 @@ def _as_ridges(
 
 
 def _as_order(graph: PairwiseGraph, order: int | None) -> int:
-    """By default as many messages as the hidden node of most neighbors multiplies: all but the one that it sends back."""
+    """By default as many messages as the hidden node of most neighbors multiplies.
+
+    All but the one that it sends back.
+    """
     if order is not None:
         return as_count(order, "order")
     degrees = np.bincount(graph.edges.reshape(-1), minlength=graph.num_nodes)
@@ -218,7 +241,8 @@ def _as_pairs(graph: PairwiseGraph, kernels: tuple, pairs: Any, points: Any) -> 
     checked: dict[int, Points] = {}
 
     def check(sample: Points, name: str, kind: int) -> Points:
-        # The same array stays the same array: messages are kept once at what several templates share.
+        # The same array stays the same array: messages are kept once at what several templates
+        # share.
         if id(sample) not in checked:
             checked[id(sample)] = check_finite(as_points(sample, name), name)
         kernels[kind].check(checked[id(sample)], name)
@@ -229,13 +253,15 @@ def _as_pairs(graph: PairwiseGraph, kernels: tuple, pairs: Any, points: Any) -> 
         pairs = _pairs_of_nodes(graph, points, check, owned)
     elif len(pairs) != graph.num_templates:
         raise ValueError(
-            f"`pairs` holds {len(pairs)} samples; give one pair for each of {graph.num_templates} templates."
+            f"`pairs` holds {len(pairs)} samples; give one pair for each of {graph.num_templates} "
+            f"templates."
         )
     result = []
     for template, pair in enumerate(pairs):
         if pair is None or not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise ValueError(
-                f"pairs[{template}] must be a pair of samples (first, second), got {type(pair).__name__}."
+                f"pairs[{template}] must be a pair of samples (first, second), got "
+                f"{type(pair).__name__}."
             )
         names = [f"pairs[{template}][{end}]" for end in (0, 1)]
         kinds = graph.ends[template].tolist()
@@ -251,7 +277,8 @@ def _as_pairs(graph: PairwiseGraph, kernels: tuple, pairs: Any, points: Any) -> 
         if not owned[kind]:
             node = int(np.flatnonzero(graph.kinds == kind)[0])
             raise ValueError(
-                f"Node {node} has no sample: it is on no edge, nor is any other node of its kind. Give `points`, or `kinds` to the "
+                f"Node {node} has no sample: it is on no edge, nor is any other node of its kind. "
+                f"Give `points`, or `kinds` to the "
                 "graph so that it shares the sample of other nodes."
             )
     return result, tuple(_joined(parts) if parts else None for parts in owned.values())
@@ -262,7 +289,8 @@ def _pairs_of_nodes(
 ) -> list:
     if graph.num_templates != len(graph.edges) or graph.num_kinds != graph.num_nodes:
         raise ValueError(
-            "`points` for each node need a graph without shared templates; give `pairs` for each template."
+            "`points` for each node need a graph without shared templates; give `pairs` for each "
+            "template."
         )
     if len(points) != graph.num_nodes:
         raise ValueError(
@@ -296,7 +324,9 @@ def _sides(pairs: list, direction: int) -> tuple[Points, Points]:
 def _segments(
     graph: PairwiseGraph, pairs: list, samples: tuple, kind: int, hidden: dict
 ) -> list[tuple[Points, int]]:
-    """The different samples on which nodes of a kind multiply messages, and where each begins in their support."""
+    """The different samples on which nodes of a kind multiply messages, and where each begins in
+    their support.
+    """
     parts: list[tuple[Points, int]] = []
     for direction in sorted(hidden):
         part = _sides(pairs, direction)[0]

@@ -1,11 +1,13 @@
 r"""The linear map of a message update, in its three forms, stacked over many directions.
 
-With pairs $(x_t^i, x_s^i)$, features $\Phi_s$ of the conditioning sample and the product p of the messages that t has heard, a
-message at points z is kernel ridge regression (S13 eq 30, in values instead of coefficients):
+With pairs $(x_t^i, x_s^i)$, features $\Phi_s$ of the conditioning sample and the product p of the
+messages that t has heard, a message at points z is kernel ridge regression (S13 eq 30, in values
+instead of coefficients):
 
 $$ m_{ts}(z) = \Phi(z) (\Phi_s^\top \Phi_s + n \lambda I)^{-1} \Phi_s^\top p(x_t), $$
 
-for the exact kernel $k(z, x_s) (K_s + n \lambda I)^{-1} p(x_t)$. All inverses meet the target side, once, when a model is fitted.
+for the exact kernel $k(z, x_s) (K_s + n \lambda I)^{-1} p(x_t)$. All inverses meet the target side,
+once, when a model is fitted.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +26,10 @@ from ..kernels import AbstractKernel
 
 
 class Power(AbstractKernel):
-    r"""$k(x, y)^q$: the kernel of the products of q functions of the RKHS of k, restricted to one point (S13 eq 28)."""
+    r"""$k(x, y)^q$.
+
+    The kernel of the products of q functions of the RKHS of k, restricted to one point (S13 eq 28).
+    """
 
     kernel: AbstractKernel
     order: int = eqx.field(static=True)
@@ -46,9 +51,11 @@ class Power(AbstractKernel):
 
 
 class Regression(eqx.Module):
-    """One direction to be fitted: the conditioning sample, where its messages are wanted, and what they are made of.
+    """One direction to be fitted: the conditioning sample, where its messages are wanted, and what
+    they are made of.
 
-    `pivots` (points and power kernel of the source) or `watched` (kernel and sample of an observed source), or neither.
+    `pivots` (points and power kernel of the source) or `watched` (kernel and sample of an observed
+    source), or neither.
     """
 
     kernel: AbstractKernel
@@ -62,9 +69,10 @@ class Regression(eqx.Module):
 class Transfer(eqx.Module):
     """Message updates of G directions.
 
-    A source is a vector of c numbers: the product of messages at the source's sample or at its pivots, or the code of an
-    observation. `matrix` turns it into values at the target's support, `[G, q, c]`; without pivots and evidence it acts on
-    `features.from_sample` of the source, `[G, q, r]`. `right` `[G, c, r]` is what `from_sample` would be of the basis vectors.
+    A source is a vector of c numbers: the product of messages at the source's sample or at its
+    pivots, or the code of an observation. `matrix` turns it into values at the target's support,
+    `[G, q, c]`; without pivots and evidence it acts on `features.from_sample` of the source, `[G,
+    q, r]`. `right` `[G, c, r]` is what `from_sample` would be of the basis vectors.
     """
 
     features: AbstractFeatures
@@ -77,7 +85,10 @@ class Transfer(eqx.Module):
         return jax.tree.map(lambda leaf: leaf[index], self)
 
     def apply(self, sources: Float[Array, "G w c"]) -> Float[Array, "G w q"]:
-        """Messages at the support of their targets; 2 c q flops each, or 2 (c r + r q) in feature form."""
+        """Messages at the support of their targets.
+
+        2 c q flops each, or 2 (c r + r q) in feature form.
+        """
         coordinates = self._contract(sources) if self.right is None else sources
         return matmul(coordinates, jnp.swapaxes(self.matrix, -1, -2))
 
@@ -107,7 +118,10 @@ def _left(
 def fit_transfer(
     items: Regression, landmarks: FeatureChoice, watched: FeatureChoice
 ) -> tuple[Transfer, Any]:
-    """Fit stacked directions, one after the other; also the features of observed sources (None for hidden ones)."""
+    """Fit stacked directions, one after the other.
+
+    Also the features of observed sources (None for hidden ones).
+    """
 
     def one(item: Regression):
         features = fit_features(item.kernel, item.points, landmarks)
@@ -128,7 +142,10 @@ def fit_transfer(
 
 
 def interpolation(kernel: Power, pivots: Landmarks, points: Points) -> Float[Array, "l m"]:
-    """Weights on a sample, from values at the pivots: a product of messages lies in the span of the product kernel's pivots."""
+    """Weights on a sample, from values at the pivots.
+
+    A product of messages lies in the span of the product kernel's pivots.
+    """
     active = pivots.active
     matrix = kernel.gram(pivots.points, pivots.points)
     matrix = only_active(matrix, active)
@@ -140,7 +157,10 @@ def interpolation(kernel: Power, pivots: Landmarks, points: Points) -> Float[Arr
 
 
 def map_alike(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-    """`function` of each group of items of the same structure and shapes, stacked; its results, taken apart again, in order."""
+    """`function` of each group of items of the same structure and shapes, stacked.
+
+    Its results, taken apart again, in order.
+    """
     results: list[Any] = [None] * len(items)
     for index in alike(items):
         stacked = function(stack([items[i] for i in index]))

@@ -1,4 +1,7 @@
-r"""Conditional embeddings $\mu_{Y|x} = C_{Y|X} \phi(x)$: ridge regression from points to embeddings."""
+r"""Conditional embeddings $\mu_{Y|x} = C_{Y|X} \phi(x)$.
+
+Ridge regression from points to embeddings.
+"""
 
 from collections.abc import Callable
 from typing import Any, Literal

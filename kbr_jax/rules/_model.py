@@ -145,7 +145,9 @@ class AbstractConditional(AbstractEmission):
         regularizer: Float[Array, ""],
         importance: bool,
     ) -> Array:
-        r"""Density ratio of posterior to prior as a function of y: $g = K ((D K)^2 + \delta I)^{-1} D k$.
+        r"""Density ratio of posterior to prior as a function of y: $g = K ((D K)^2 + \delta I)^{-1}
+        D
+        k$.
 
         For importance weights $(K D + \delta I)^{-1} k$.
         """
@@ -165,7 +167,10 @@ class AbstractConditional(AbstractEmission):
 
     @abc.abstractmethod
     def outputs(self, features: AbstractFeatures) -> Float[Array, "n r"]:
-        """Coordinates of the training y in features of y: `weights @ outputs` reads the sum rule."""
+        """Coordinates of the training y in features of y.
+
+        `weights @ outputs` reads the sum rule.
+        """
 
     @abc.abstractmethod
     def embed_y(self, weights: Float[Array, "*b n"]) -> Embedding:
@@ -204,7 +209,9 @@ def prior_mean(model: AbstractEmission, prior: Embedding) -> Float[Array, "*b p"
 
 
 def prior_weights(model: AbstractEmission, prior: Embedding) -> Float[Array, "*b n"]:
-    r"""Weights $w = (G + n \lambda I)^{-1} \tilde G \alpha$ that a prior puts on the training pairs."""
+    r"""Weights $w = (G + n \lambda I)^{-1} \tilde G \alpha$ that a prior puts on the training
+    pairs.
+    """
     return model.weights(prior_mean(model, prior))
 
 

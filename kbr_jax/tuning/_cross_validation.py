@@ -1,4 +1,6 @@
-"""Cross-validation and grids, each as one compiled program, for those who want the papers' procedure."""
+"""Cross-validation and grids, each as one compiled program, for those who want the papers'
+procedure.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,14 +22,15 @@ def cross_validate(
 
     **Arguments:**
 
-    - `score(training, held_out)`: fit on the one, measure on the other; both are trees like `data`. For a filter, `data`
-      may be a set of sequences `[sequences, T, ...]`.
-    - `data`: a tree of arrays with n rows. `folds`: k, 2 to n (static). Held-out parts are of n // k rows; where k does not divide n,
-      the rows left over are always trained on.
-    - `key`: to shuffle the rows; without it parts are stretches of consecutive rows, as time series need.
+    - `score(training, held_out)`: fit on the one, measure on the other; both are trees like `data`.
+      For a filter, `data` may be a set of sequences `[sequences, T, ...]`.
+    - `data`: a tree of arrays with n rows. `folds`: k, 2 to n (static). Held-out parts are of n //
+      k rows; where k does not divide n, the rows left over are always trained on.
+    - `key`: to shuffle the rows; without it parts are stretches of consecutive rows, as time series
+      need.
 
-    **Returns:** a scalar (a tree of arrays if the score is one), differentiable. Cost: k calls of `score`, one after the
-    other in one program, in the memory of one.
+    **Returns:** a scalar (a tree of arrays if the score is one), differentiable. Cost: k calls of
+    `score`, one after the other in one program, in the memory of one.
 
     **Raises:** `ValueError` for fewer than two folds, or more than rows.
     """
@@ -54,7 +57,11 @@ def _splits(
 
 
 class Grid(eqx.Module):
-    """What `grid_search` found: `values` of the loss, an axis for each leaf of the grid; the best `parameters` and their `value`."""
+    """What `grid_search` found.
+
+    `values` of the loss, an axis for each leaf of the grid; the best `parameters` and their
+    `value`.
+    """
 
     values: Float[Array, "..."]
     parameters: Any
@@ -66,13 +73,16 @@ def grid_search(loss: Callable[[Any], Any], grid: Any, *, batch: int = 1) -> Gri
 
     **Arguments:**
 
-    - `loss(parameters)`, a scalar, bound to its data as for `tune`; `grid`: the tree of `parameters` with a vector of
-      candidates at each leaf.
-    - `batch`: combinations evaluated side by side (static): as many as memory allows on an accelerator, 1 on a CPU.
+    - `loss(parameters)`, a scalar, bound to its data as for `tune`; `grid`: the tree of
+      `parameters` with a vector of candidates at each leaf.
+    - `batch`: combinations evaluated side by side (static): as many as memory allows on an
+      accelerator, 1 on a CPU.
 
-    **Returns:** a `Grid`. Losses that are not finite never win. Cost: the product of the numbers of candidates, times the loss.
+    **Returns:** a `Grid`. Losses that are not finite never win. Cost: the product of the numbers of
+    candidates, times the loss.
 
-    **Raises:** `ValueError` for a grid whose leaves are not vectors, or a loss that is not finite anywhere.
+    **Raises:** `ValueError` for a grid whose leaves are not vectors, or a loss that is not finite
+    anywhere.
     """
     leaves, treedef = jax.tree.flatten(jax.tree.map(jnp.asarray, grid))
     if not leaves or any(leaf.ndim != 1 or leaf.shape[0] == 0 for leaf in leaves):

@@ -1,7 +1,9 @@
-r"""What hyperparameters are learned by: pure, differentiable functions of fitted models and held-out data.
+r"""What hyperparameters are learned by: pure, differentiable functions of fitted models and
+held-out
+data.
 
-A loss that is measured in the RKHS of a kernel under learning can be made small by making the kernel flat: give such
-losses a fixed reference `kernel`.
+A loss that is measured in the RKHS of a kernel under learning can be made small by making the
+kernel flat: give such losses a fixed reference `kernel`.
 """
 
 import functools
@@ -26,13 +28,16 @@ from ..rules import AbstractConditional, bayes_rule, condition
 def regression_loss(
     model: AbstractConditional, x: Points, y: Points, *, kernel: Any = None
 ) -> Float[Array, ""]:
-    r"""Vector-valued regression loss on held-out pairs, $\frac1m \sum_i | \phi(y_i) - \hat\mu_{Y|x_i} |^2$ (S13, figure 6).
+    r"""Vector-valued regression loss on held-out pairs, $\frac1m \sum_i | \phi(y_i) -
+    \hat\mu_{Y|x_i}
+    |^2$ (S13, figure 6).
 
-    **Arguments:** `model`, fitted on other pairs; `x`, `y` `[m, ...]`; `kernel` of y whose RKHS measures the error, by
-    default the model's own. With `Linear()` it is the squared error of the conditional mean.
+    **Arguments:** `model`, fitted on other pairs; `x`, `y` `[m, ...]`; `kernel` of y whose RKHS
+    measures the error, by default the model's own. With `Linear()` it is the squared error of the
+    conditional mean.
 
-    **Returns:** a scalar. Cost O(n^2 (d + m)), memory O(m n). **Raises:** `ValueError` for samples that are unpaired or of
-    another kind.
+    **Returns:** a scalar. Cost O(n^2 (d + m)), memory O(m n). **Raises:** `ValueError` for samples
+    that are unpaired or of another kind.
     """
     x, y = as_points(x, "x"), as_points(y, "y")
     check_same_size(x, "x", y, "y")
@@ -59,33 +64,38 @@ def leave_out_loss(
 ) -> Float[Array, ""]:
     r"""Leave-one-out (or leave-block-out) regression loss of a fitted model, without refitting:
 
-    $$ \frac1n \sum_B | \Psi_B - \hat\Psi_B^{(-B)} |^2, \qquad \Psi_B - \hat\Psi_B^{(-B)} = (I - H)_{BB}^{-1} ((I - H) \Psi)_B, $$
+    $$ \frac1n \sum_B | \Psi_B - \hat\Psi_B^{(-B)} |^2, \qquad \Psi_B - \hat\Psi_B^{(-B)} = (I -
+       H)_{BB}^{-1} ((I - H) \Psi)_B, $$
 
-    with $H = K (K + (n - |B|) \lambda I)^{-1}$: exactly the loss of models fitted, with the same lambda, to the n - |B| pairs
-    outside each block B (for landmarks: with the same features).
+    with $H = K (K + (n - |B|) \lambda I)^{-1}$: exactly the loss of models fitted, with the same
+    lambda, to the n - |B| pairs outside each block B (for landmarks: with the same features).
 
     **Arguments:**
 
     - `model`: fitted to all n pairs, exact or with landmarks.
-    - `block`: size of the blocks left out (static), consecutive pairs; 1 is leave-one-out, n / k is k-fold. It must divide n.
-    - `kernel` of y that measures the error, by default the model's own (with landmarks on y: the distance of features).
+    - `block`: size of the blocks left out (static), consecutive pairs; 1 is leave-one-out, n / k is
+      k-fold. It must divide n.
+    - `kernel` of y that measures the error, by default the model's own (with landmarks on y: the
+      distance of features).
 
-    **Returns:** a scalar. Cost O(n^3) exact; with landmarks on x O(n^2 (d + r) + n block^2) in memory O(n (r + block)), and on y
-    too, without a `kernel`, O(n r (r + block) + n block^2).
+    **Returns:** a scalar. Cost O(n^3) exact; with landmarks on x O(n^2 (d + r) + n block^2) in
+    memory O(n (r + block)), and on y too, without a `kernel`, O(n r (r + block) + n block^2).
 
-    **Raises:** `ValueError` if `block` does not divide n, for padded data with `block` > 1, for moments, which hold no pairs, or a
-    model without a factor.
+    **Raises:** `ValueError` if `block` does not divide n, for padded data with `block` > 1, for
+    moments, which hold no pairs, or a model without a factor.
     """
     features, coordinates = model.sample()
     x, y = features.points, coordinates.points
     count = as_count(block, "block", x, "model.x")
     if isinstance(features, LazyGram):
         raise ValueError(
-            "Leaving out needs a factored Gram matrix: fit the model without a `solver`, or with landmarks."
+            "Leaving out needs a factored Gram matrix: fit the model without a `solver`, or with "
+            "landmarks."
         )
     if features.size % count or (features.mask is not None and count > 1):
         raise ValueError(
-            f"Blocks of {count} must divide {features.size} pairs without padding; use another `block`, or `cross_validate`."
+            f"Blocks of {count} must divide {features.size} pairs without padding; use another "
+            f"`block`, or `cross_validate`."
         )
     # Where nothing is left to learn from, the prediction is 0 for any ridge.
     ridge = jnp.where(features.count > count, features.count - count, 1) * model.regularizer
@@ -161,7 +171,10 @@ def _low_rank_errors(
     kernel: AbstractKernel,
     y: Points,
 ) -> Float[Array, " n"]:
-    r"""Diagonal of $R G R^\top$ for the matrix R of `_left_out`: of $(I - H) G (I - H)^\top$ only blocks are formed."""
+    r"""Diagonal of $R G R^\top$ for the matrix R of `_left_out`.
+
+    Of $(I - H) G (I - H)^\top$ only blocks are formed.
+    """
     coordinates, (solved, blocks) = features.matrix, _low_rank(features, ridge, count)
     spread = gram_matvec(kernel, y, y, coordinates)
     middle = matmul(coordinates.T, spread)
@@ -192,19 +205,24 @@ def marginal_loss(
     prior: Embedding | None = None,
     **options: Any,
 ) -> Float[Array, ""]:
-    r"""Model selection for Bayes' rule (F11 section 4.2): posteriors, averaged over the marginal of y, give back the marginal of x.
+    r"""Model selection for Bayes' rule (F11 section 4.2): posteriors, averaged over the marginal of
+    y,
+    give back the marginal of x.
 
     $$ \Big| \frac1m \sum_j \hat\mu_{X|y_j} - \frac1m \sum_j \phi(x_j) \Big|^2 $$
 
     **Arguments:**
 
-    - `model` of P(Y | X), fitted on other pairs; `x`, `y` `[m, ...]`: held-out pairs. Use it with `cross_validate`.
+    - `model` of P(Y | X), fitted on other pairs; `x`, `y` `[m, ...]`: held-out pairs. Use it with
+      `cross_validate`.
     - `regularizer`, `estimator` and `options`: of `bayes_rule`.
-    - `kernel` of x that measures the discrepancy, fixed: in the model's own, as printed in the paper, the widest wins.
+    - `kernel` of x that measures the discrepancy, fixed: in the model's own, as printed in the
+      paper, the widest wins.
     - `prior`: by default the training marginal of x.
 
-    **Returns:** a scalar. Cost that of `bayes_rule` for m observations, and O((n + m)^2 d). **Raises:** `ValueError` as
-    `bayes_rule`, for unpaired samples, and for moments without a `prior`.
+    **Returns:** a scalar. Cost that of `bayes_rule` for m observations, and O((n + m)^2 d).
+    **Raises:** `ValueError` as `bayes_rule`, for unpaired samples, and for moments without a
+    `prior`.
     """
     x, y = as_points(x, "x"), as_points(y, "y")
     check_same_size(x, "x", y, "y")
@@ -230,22 +248,28 @@ def filter_loss(
     decode: Callable[[Embedding], Points] | None = None,
     checkpoint_every: int | None = None,
 ) -> Float[Array, ""]:
-    r"""Error of a filter on a held-out sequence: squared distance of the decoded belief to the state, mean over time.
+    r"""Error of a filter on a held-out sequence: squared distance of the decoded belief to the
+    state,
+    mean over time.
 
-    $$ \frac{1}{T} \sum_t | \hat s_t - s_t |^2 \quad\text{or, with a `kernel`,}\quad \frac{1}{T} \sum_t | \hat\mu_t - \phi(s_t) |^2. $$
+    $$ \frac{1}{T} \sum_t | \hat s_t - s_t |^2 \quad\text{or, with a `kernel`,}\quad \frac{1}{T}
+       \sum_t | \hat\mu_t - \phi(s_t) |^2. $$
 
     **Arguments:**
 
-    - `filt`: fitted on other data; `states`, `observations` `[T, ...]`; `vmap` for several sequences.
+    - `filt`: fitted on other data; `states`, `observations` `[T, ...]`; `vmap` for several
+      sequences.
     - `controls`: `[T, ...]`, of a `ControlledFilter`, see `filter`.
-    - `observed`: mask `[T]` of observations that were made; `counted`: mask `[T]` of the steps that enter the mean (padding of
-      sequences of unequal length, unlabeled states); the first `burn_in` steps do not.
-    - `kernel` of the states, fixed: measure in its RKHS, where a belief with two modes is not punished for its mean.
+    - `observed`: mask `[T]` of observations that were made; `counted`: mask `[T]` of the steps that
+      enter the mean (padding of sequences of unequal length, unlabeled states); the first `burn_in`
+      steps do not.
+    - `kernel` of the states, fixed: measure in its RKHS, where a belief with two modes is not
+      punished for its mean.
     - `decode`: from the embedding of a belief to a point; `state_mean` by default.
     - `checkpoint_every`: for long sequences, see `run_filter`.
 
-    **Returns:** a scalar. Cost that of `filter`; with a `kernel`, O(T n^2) more. **Raises:** `ValueError` as `filter`, and for
-    states of another kind or number.
+    **Returns:** a scalar. Cost that of `filter`; with a `kernel`, O(T n^2) more. **Raises:**
+    `ValueError` as `filter`, and for states of another kind or number.
     """
     states, observations = as_points(states, "states"), as_points(observations, "observations")
     check_same_size(states, "states", observations, "observations")
@@ -287,17 +311,21 @@ def _squared_errors(estimates: Points, states: Points) -> Float[Array, " T"]:
     found, true = jax.vmap(ravel_point)(estimates), jax.vmap(ravel_point)(states)
     if found.shape != true.shape:
         raise ValueError(
-            "The decoded beliefs are not points like `states`; give a `decode` (or a `function` of moments) that returns such "
+            "The decoded beliefs are not points like `states`; give a `decode` (or a `function` of "
+            "moments) that returns such "
             "points, or a `kernel` to compare embeddings."
         )
     return jnp.sum((found - true) ** 2, axis=-1)
 
 
 def mmd_loss(predicted: Embedding, sample: Points, *, kernel: Any) -> Float[Array, "*batch"]:
-    r"""Squared MMD between a prediction (of the sum rule, a filter, extrapolation) and a sample of what happened.
+    r"""Squared MMD between a prediction (of the sum rule, a filter, extrapolation) and a sample of
+    what
+    happened.
 
-    **Arguments:** `predicted`, weights `[..., n]`; `sample` `[m, ...]`; `kernel` of the points, fixed. **Returns:** `[...]`;
-    cost O((n + m)^2 d). **Raises:** `ValueError` for a sample of another kind.
+    **Arguments:** `predicted`, weights `[..., n]`; `sample` `[m, ...]`; `kernel` of the points,
+    fixed. **Returns:** `[...]`; cost O((n + m)^2 d). **Raises:** `ValueError` for a sample of
+    another kind.
     """
     kernel = as_kernel(kernel)
     return squared_mmd(
@@ -306,14 +334,20 @@ def mmd_loss(predicted: Embedding, sample: Points, *, kernel: Any) -> Float[Arra
 
 
 def mmd_power(kernel: Any, x: Points, y: Points, *, floor: ArrayLike = 1e-8) -> Float[Array, ""]:
-    r"""Criterion of the asymptotic power of the MMD test (Liu et al. 2020, eq 3 to 5); maximize it over kernels on a split of the data.
+    r"""Criterion of the asymptotic power of the MMD test (Liu et al. 2020, eq 3 to 5); maximize it
+    over
+    kernels on a split of the data.
 
-    $$ J = \frac{\mathrm{MMD}_u^2}{\hat\sigma}, \quad h_{ij} = k(x_i, x_j) + k(y_i, y_j) - k(x_i, y_j) - k(y_i, x_j), \quad
-       \hat\sigma^2 = \frac{4}{n^3} \sum_i \Big( \sum_j h_{ij} \Big)^2 - \frac{4}{n^4} \Big( \sum_{ij} h_{ij} \Big)^2 + \varepsilon. $$
+    $$ J = \frac{\mathrm{MMD}_u^2}{\hat\sigma}, \quad h_{ij} = k(x_i, x_j) + k(y_i, y_j) - k(x_i,
+       y_j) - k(y_i, x_j), \quad
+       \hat\sigma^2 = \frac{4}{n^3} \sum_i \Big( \sum_j h_{ij} \Big)^2 - \frac{4}{n^4} \Big(
+          \sum_{ij} h_{ij} \Big)^2 + \varepsilon. $$
 
-    **Arguments:** `kernel`; samples `x`, `y` of one size n >= 2; `floor`: epsilon, so that value and gradient are finite at X = Y.
+    **Arguments:** `kernel`; samples `x`, `y` of one size n >= 2; `floor`: epsilon, so that value
+    and gradient are finite at X = Y.
 
-    **Returns:** a scalar, signed; cost O(n^2 d). **Raises:** `ValueError` for samples of different sizes or of one point.
+    **Returns:** a scalar, signed; cost O(n^2 d). **Raises:** `ValueError` for samples of different
+    sizes or of one point.
     """
     kernel, x, y = as_kernel(kernel), as_points(x, "x"), as_points(y, "y")
     check_same_size(x, "x", y, "y")

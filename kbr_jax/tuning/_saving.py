@@ -1,4 +1,7 @@
-"""Fitted objects in files: arrays, and the structure around them as text. No pickle: loading runs nothing out of a file."""
+"""Fitted objects in files.
+
+Arrays, and the structure around them as text. No pickle: loading runs nothing out of a file.
+"""
 
 import dataclasses
 import functools as ft
@@ -29,23 +32,30 @@ _FUNCTIONS, _CLASSES = (
 def save(
     path: str | os.PathLike, tree: Any, *, functions: Mapping[str, Callable] | None = None
 ) -> None:
-    r"""Save a fitted object, or a tree of them, to one file that `load` reads without being told what is in it.
+    r"""Save a fitted object, or a tree of them, to one file that `load` reads without being told
+    what
+    is in it.
 
-    The file is a zip of the arrays, as NumPy's `.npy`, and of the structure as JSON. An array that occurs twice in the tree
-    is stored once. The file takes its name, from an older one if need be, only when it is complete.
+    The file is a zip of the arrays, as NumPy's `.npy`, and of the structure as JSON. An array that
+    occurs twice in the tree is stored once. The file takes its name, from an older one if need be,
+    only when it is complete.
 
     **Arguments:**
 
     - `path`: where to; it gets no suffix.
-    - `tree`: kernels, features, embeddings, moments, models, filters and their states, states of optax; tuples, named tuples,
-      lists and dicts of these; arrays of jax or NumPy, random keys, plain numbers, strings, None, functions of kbr_jax.
-    - `functions`: names for functions and classes that are not of kbr_jax: a callable that serves as kernel, `decode` of
-      a `RivalFilter`, the class of a kernel of your own. Only the name is stored; `load` asks for the thing itself.
+    - `tree`: kernels, features, embeddings, moments, models, filters and their states, states of
+      optax; tuples, named tuples, lists and dicts of these; arrays of jax or NumPy, random keys,
+      plain numbers, strings, None, functions of kbr_jax.
+    - `functions`: names for functions and classes that are not of kbr_jax: a callable that serves
+      as kernel, `decode` of a `RivalFilter`, the class of a kernel of your own. Only the name is
+      stored; `load` asks for the thing itself.
 
-    Not stored: weak types, and how an array is spread over devices. Cost: time and size O(bytes of the distinct arrays).
+    Not stored: weak types, and how an array is spread over devices. Cost: time and size O(bytes of
+    the distinct arrays).
 
-    **Raises:** `ValueError` for traced values (save outside `jit`), for functions and classes that are not of kbr_jax and
-    not in `functions`, and for anything else that cannot be stored, saying where in the tree it is.
+    **Raises:** `ValueError` for traced values (save outside `jit`), for functions and classes that
+    are not of kbr_jax and not in `functions`, and for anything else that cannot be stored, saying
+    where in the tree it is.
     """
     target, encoder = pathlib.Path(os.path.realpath(path)), _Encoder(functions or {})
     node = encoder.encode(tree, "tree")
@@ -73,15 +83,20 @@ def save(
 
 
 def load(path: str | os.PathLike, *, functions: Mapping[str, Callable] | None = None) -> Any:
-    r"""Load what `save` wrote. Objects are put together from their fields; no constructor and no code of the file runs.
+    r"""Load what `save` wrote. Objects are put together from their fields; no constructor and no
+    code
+    of the file runs.
 
-    **Arguments:** `path`; `functions`, the functions and classes that the tree was saved with, under the same names.
+    **Arguments:** `path`; `functions`, the functions and classes that the tree was saved with,
+    under the same names.
 
-    **Returns:** a tree of the same structure with bitwise equal leaves, on the default device. An array that occurred
-    twice in the tree is one array again. Cost: time and memory O(size of the file).
+    **Returns:** a tree of the same structure with bitwise equal leaves, on the default device. An
+    array that occurred twice in the tree is one array again. Cost: time and memory O(size of the
+    file).
 
-    **Raises:** `ValueError` for a file that `save` did not write, that is damaged, or that a newer version wrote; for classes
-    or fields that this version does not have; for missing `functions`; and for 64-bit arrays while jax is limited to 32 bits.
+    **Raises:** `ValueError` for a file that `save` did not write, that is damaged, or that a newer
+    version wrote; for classes or fields that this version does not have; for missing `functions`;
+    and for 64-bit arrays while jax is limited to 32 bits.
     """
     given, name = dict(functions or {}), os.fspath(path)
     with open(path, "rb") as file:
@@ -105,7 +120,10 @@ def load(path: str | os.PathLike, *, functions: Mapping[str, Callable] | None = 
 
 
 class _Encoder:
-    """Trees as JSON. Gathers each array once, by its id: number, array, and what the structure records of it."""
+    """Trees as JSON.
+
+    Gathers each array once, by its id: number, array, and what the structure records of it.
+    """
 
     def __init__(self, given: Mapping[str, Callable]):
         self.names = {id(thing): name for name, thing in given.items()}
@@ -149,13 +167,15 @@ class _Encoder:
             }
         if not is_concrete(value):
             raise ValueError(
-                f"`{where}` is traced by jax and has no value yet; save outside `jit`, `grad` and `vmap`."
+                f"`{where}` is traced by jax and has no value yet; save outside `jit`, `grad` and "
+                f"`vmap`."
             )
         if not value.dtype.isnative or not (
             value.dtype.kind in "biufc" or value.dtype.isbuiltin == 2
         ):
             raise ValueError(
-                f"`{where}` is an array of {value.dtype}; only plain numbers can be stored: convert it."
+                f"`{where}` is an array of {value.dtype}; only plain numbers can be stored: "
+                f"convert it."
             )
         kind = (
             "jax"
@@ -174,7 +194,8 @@ class _Encoder:
                 value, "__qualname__", f"an object of {kind.__module__}.{kind.__qualname__}"
             )
             raise ValueError(
-                f"`{where}` is {name}, which {_ROOT} could not find again. Store functions and classes of your own by "
+                f"`{where}` is {name}, which {_ROOT} could not find again. Store functions and "
+                f"classes of your own by "
                 'name, `save(path, tree, functions={"name": it})` and `load(path, functions={"name": it})`; or take it out.'
             )
         return {
@@ -185,7 +206,9 @@ class _Encoder:
         }
 
     def _address(self, thing: Any, homes: tuple[str, ...]) -> str | None:
-        """`module:name` of a function or class, `:name` if the caller named it, None if it is not found again."""
+        """`module:name` of a function or class, `:name` if the caller named it, None if it is not
+        found again.
+        """
         if id(thing) in self.names:
             self.used.add(self.names[id(thing)])
             return f":{self.names[id(thing)]}"
@@ -198,7 +221,9 @@ class _Encoder:
 
 
 class _Decoder:
-    """The inverse of an encoder, for loaded arrays, things given by the caller, and a file of some library version."""
+    """The inverse of an encoder, for loaded arrays, things given by the caller, and a file of some
+    library version.
+    """
 
     def __init__(self, arrays: list[Any], given: dict[str, Any], library: str):
         self.arrays, self.given, self.library = arrays, given, library
@@ -233,7 +258,8 @@ class _Decoder:
         )
         if names is None or set(names) != set(fields):
             raise ValueError(
-                f"{address} has the fields {sorted(names or ())} here and {sorted(fields)} in the file, which {_ROOT} "
+                f"{address} has the fields {sorted(names or ())} here and {sorted(fields)} in the "
+                f"file, which {_ROOT} "
                 f"{self.library} wrote: load it with that version, or fit and save anew."
             )
         if issubclass(kind, tuple):
@@ -249,13 +275,17 @@ class _Decoder:
         found = self.given.get(address[1:]) if address.startswith(":") else _find(address, homes)
         if not callable(found):
             raise ValueError(
-                f"{address} is unknown here; load it with the version that wrote it, {self.library}."
+                f"{address} is unknown here; load it with the version that wrote it, "
+                f"{self.library}."
             )
         return found
 
 
 def _find(address: str, homes: tuple[str, ...]) -> Any:
-    """What is defined as `module:name` in one of the packages `homes`, else None: not what a module there imports."""
+    """What is defined as `module:name` in one of the packages `homes`, else None.
+
+    Not what a module there imports.
+    """
     module, _, name = address.partition(":")
     if module.partition(".")[0] not in homes:
         return None
@@ -306,7 +336,8 @@ def _read_array(archive: zipfile.ZipFile, index: int, entry: dict[str, Any]) -> 
     dtype = np.dtype(entry["dtype"])
     if array.dtype != _plain(dtype) or list(array.shape) != entry["shape"]:
         raise ValueError(
-            f"it is damaged: array {index} is {array.dtype}{list(array.shape)}, recorded are {entry}."
+            f"it is damaged: array {index} is {array.dtype}{list(array.shape)}, recorded are "
+            f"{entry}."
         )
     kinds = {"jax": jnp.asarray, "numpy": np.asarray, "scalar": lambda plain: plain[()]}
     return kinds[entry["kind"]](array.view(dtype))
@@ -319,10 +350,12 @@ def _check_header(header: Any, given: dict[str, Any]) -> None:
         raise ValueError(f"a newer {_ROOT}, version {header['library']}, wrote it; update {_ROOT}.")
     if missing := [name for name in header["functions"] if name not in given]:
         raise ValueError(
-            f"it needs functions of yours, {missing}: `load(path, functions={{{missing[0]!r}: ...}})`."
+            f"it needs functions of yours, {missing}: `load(path, "
+            f"functions={{{missing[0]!r}: ...}})`."
         )
     for dtype in (np.dtype(entry["dtype"]) for entry in header["arrays"] if entry["kind"] == "jax"):
         if jax.dtypes.canonicalize_dtype(dtype) != dtype:
             raise ValueError(
-                f"it holds {dtype} arrays, and jax is limited to 32 bits: set `jax_enable_x64` first."
+                f"it holds {dtype} arrays, and jax is limited to 32 bits: set `jax_enable_x64` "
+                f"first."
             )

@@ -1,4 +1,7 @@
-"""Hyperparameters by gradient descent on a loss: one compiled step, the best point seen, and nothing that is not finite."""
+"""Hyperparameters by gradient descent on a loss.
+
+One compiled step, the best point seen, and nothing that is not finite.
+"""
 
 import os
 import pathlib
@@ -24,12 +27,16 @@ _CHUNK = 10
 class History(eqx.Module):
     """What happened at each step; with many starts every array has them along its first axis.
 
-    - `loss` `[steps]`: at the parameters tried, NaN or infinite where they were rejected; `loss[0]` is that of the initial ones.
+    - `loss` `[steps]`: at the parameters tried, NaN or infinite where they were rejected; `loss[0]`
+      is that of the initial ones.
     - `validation` `[steps]`: NaN at steps without one; None without a validation loss.
-    - `accepted` `[steps]`: False where loss or gradient was not finite: the step was halved and tried again.
-    - `parameters`: the parameters tried, a leading axis of steps on every leaf; None unless `record=True`.
+    - `accepted` `[steps]`: False where loss or gradient was not finite: the step was halved and
+      tried again.
+    - `parameters`: the parameters tried, a leading axis of steps on every leaf; None unless
+      `record=True`.
 
-    A descent that has stopped repeats its last point until its chunk of steps, or the last of many starts, is over.
+    A descent that has stopped repeats its last point until its chunk of steps, or the last of many
+    starts, is over.
     """
 
     loss: Float[Array, "*steps"]
@@ -41,7 +48,8 @@ class History(eqx.Module):
 class TuneResult(eqx.Module):
     """What `tune` found; with many starts every array has them along its first axis.
 
-    - `parameters`: the best seen, by the validation loss if there is one; `value`: the loss they were chosen by; `step`: when.
+    - `parameters`: the best seen, by the validation loss if there is one; `value`: the loss they
+      were chosen by; `step`: when.
     - `history`: all steps that were taken; with early stopping fewer than asked for.
     """
 
@@ -75,7 +83,10 @@ class _State(eqx.Module):
 
 
 class _Problem(eqx.Module):
-    """What stays the same from step to step: functions, and how free coordinates become parameters."""
+    """What stays the same from step to step.
+
+    Functions, and how free coordinates become parameters.
+    """
 
     fixed: Any
     treedef: Any = eqx.field(static=True)
@@ -153,7 +164,10 @@ class _Problem(eqx.Module):
     def update(
         self, loss: Callable, state: _State, value: Float[Array, ""], gradient: list[Array]
     ) -> tuple[Any, Any]:
-        """The optimizer's move and its new state. It sees the user's tree, for labels and masks, not a list of leaves."""
+        """The optimizer's move and its new state.
+
+        It sees the user's tree, for labels and masks, not a list of leaves.
+        """
         tree = self.tree(gradient)
         more = {
             "value": value,
@@ -199,38 +213,49 @@ def tune(
     checkpoint: str | os.PathLike | None = None,
     checkpoint_every: int = 100,
 ) -> TuneResult:
-    r"""Minimise a differentiable loss over a pytree of parameters: bandwidths, regularizers, landmark positions, whole kernels.
+    r"""Minimise a differentiable loss over a pytree of parameters: bandwidths, regularizers,
+    landmark
+    positions, whole kernels.
 
-    Fit inside the loss: `lambda p: filter_loss(KernelBayesFilter.fit(Gaussian(p["h"]), ...), states, observations)`.
+    Fit inside the loss: `lambda p: filter_loss(KernelBayesFilter.fit(Gaussian(p["h"]), ...),
+    states, observations)`.
 
     **Arguments:**
 
-    - `loss(parameters)`, a scalar; with a `key`, `loss(parameters, key)`, where the key differs from step to step:
-      for minibatches (`minibatch`) and random features. Calls with one function and one optimizer share a compiled
-      program: give what differs between them, the data, as `jax.tree_util.Partial(loss, data=data)`.
-    - `initial`: any pytree. Its floating-point arrays and Python floats are tuned; everything else stays as it is.
-    - `optimizer`: any of optax that needs no more than gradient, parameters, value and the loss itself (`value_fn`), with schedules,
-      masks and labels, for example `optax.adam(3e-2)`, or `optax.lbfgs()` where the loss is without noise. It sees the tree of
-      `initial` with None for what stays as it is, and logarithms of positive parameters.
+    - `loss(parameters)`, a scalar; with a `key`, `loss(parameters, key)`, where the key differs
+      from step to step: for minibatches (`minibatch`) and random features. Calls with one function
+      and one optimizer share a compiled program: give what differs between them, the data, as
+      `jax.tree_util.Partial(loss, data=data)`.
+    - `initial`: any pytree. Its floating-point arrays and Python floats are tuned; everything else
+      stays as it is.
+    - `optimizer`: any of optax that needs no more than gradient, parameters, value and the loss
+      itself (`value_fn`), with schedules, masks and labels, for example `optax.adam(3e-2)`, or
+      `optax.lbfgs()` where the loss is without noise. It sees the tree of `initial` with None for
+      what stays as it is, and logarithms of positive parameters.
     - `steps`: evaluations of the loss and its gradient (static); the first is at `initial`.
-    - `positive`: says which parameters are positive: of the tree, it returns the leaf, the subtree, or a tuple of these, as
-      `lambda p: (p["h"], p["epsilon"])`. Those are tuned by their logarithm, in which learning rates are relative changes;
-      `loss` sees natural units.
-    - `validation(parameters)`: what the result is chosen by, every `validate_every` steps; without it the loss itself.
+    - `positive`: says which parameters are positive: of the tree, it returns the leaf, the subtree,
+      or a tuple of these, as `lambda p: (p["h"], p["epsilon"])`. Those are tuned by their
+      logarithm, in which learning rates are relative changes; `loss` sees natural units.
+    - `validation(parameters)`: what the result is chosen by, every `validate_every` steps; without
+      it the loss itself.
     - `patience`: stop after so many validations without a better one.
-    - `starts`: True if every tuned leaf of `initial` has a leading axis of starts, which descend side by side in one program.
+    - `starts`: True if every tuned leaf of `initial` has a leading axis of starts, which descend
+      side by side in one program.
     - `record`: keep the parameters of all steps in the history.
     - `progress`: a bar with the loss and the scalar parameters, where tqdm is installed.
-    - `checkpoint`: a file, written every `checkpoint_every` steps and at the end, from which the same call goes on; the
-      result is the one without interruption. `steps` may have been raised meanwhile.
+    - `checkpoint`: a file, written every `checkpoint_every` steps and at the end, from which the
+      same call goes on; the result is the one without interruption. `steps` may have been raised
+      meanwhile.
 
-    Where loss or gradient is not finite, the step that led there is halved, again and again; such points are marked in
-    the history and never returned.
+    Where loss or gradient is not finite, the step that led there is halved, again and again; such
+    points are marked in the history and never returned.
 
-    **Returns:** `TuneResult`. Cost: a gradient a step, at most about four times the loss; and one for each trial of a line search.
+    **Returns:** `TuneResult`. Cost: a gradient a step, at most about four times the loss; and one
+    for each trial of a line search.
 
-    **Raises:** `ValueError` if nothing can be tuned, `positive` returns anything but leaves of its argument, a positive parameter
-    is not, the loss is not finite at `initial` (of all starts), or the checkpoint is of another run.
+    **Raises:** `ValueError` if nothing can be tuned, `positive` returns anything but leaves of its
+    argument, a positive parameter is not, the loss is not finite at `initial` (of all starts), or
+    the checkpoint is of another run.
     """
     steps = as_count(steps, "steps")
     problem, free = _problem(
@@ -250,7 +275,8 @@ def tune(
             done, stopped = done + count, bool(jnp.all(problem.done(states)))
             if len(parts) == 1 and not bool(jnp.any(parts[0].accepted[..., 0])):
                 raise ValueError(
-                    "The loss or its gradient is not finite at the initial parameters; start elsewhere, for example with "
+                    "The loss or its gradient is not finite at the initial parameters; start "
+                    "elsewhere, for example with "
                     "larger regularizers and bandwidths near the median distance."
                 )
             bar.update(count)
@@ -265,7 +291,9 @@ def tune(
 
 
 def minibatch(key: PRNGKeyArray, data: Any, size: int) -> Any:
-    """`size` rows (static), drawn without replacement, of a tree of arrays with a common leading axis; cost O(n)."""
+    """`size` rows (static), drawn without replacement, of a tree of arrays with a common leading
+    axis; cost O(n).
+    """
     count = as_count(size, "size", data, "data")
     index = jax.random.choice(key, jax.tree.leaves(data)[0].shape[0], (count,), replace=False)
     return jax.tree.map(lambda leaf: leaf[index], data)
@@ -309,7 +337,8 @@ def _positive(choose: Callable[[Any], Any] | None, treedef: Any) -> tuple[bool, 
     for leaf in chosen:
         if not any(leaf is mark for mark in marks):
             raise ValueError(
-                "`positive` must return leaves or subtrees of the tree that it is given, as `lambda p: (p['h'], p['epsilon'])`; "
+                "`positive` must return leaves or subtrees of the tree that it is given, as "
+                "`lambda p: (p['h'], p['epsilon'])`; "
                 f"it returned {leaf!r}."
             )
     return tuple(any(leaf is mark for leaf in chosen) for mark in marks)
@@ -349,7 +378,10 @@ def _all_finite(tree: Any) -> Bool[Array, ""]:
 def _summary(
     problem: _Problem, states: _State, parts: list[History], starts: bool
 ) -> dict[str, str]:
-    """What the progress bar says: the last loss, the best value, and the best scalar parameters (of the best start)."""
+    """What the progress bar says.
+
+    The last loss, the best value, and the best scalar parameters (of the best start).
+    """
     best, value, loss = states.best, states.value, parts[-1].loss
     if starts:
         index = jnp.argmin(value)
@@ -365,7 +397,8 @@ def _summary(
 
 
 def _save(path, free: list[Array], done: int, states: _State, parts: list[History], key) -> None:
-    # Leaves and their names: the optimizer's state holds the user's classes, which a file cannot name.
+    # Leaves and their names: the optimizer's state holds the user's classes, which a file cannot
+    # name.
     state = dict(_named_leaves(states))
     save(path, {"initial": free, "key": key, "done": done, "state": state, "parts": parts})
 
@@ -395,7 +428,8 @@ def _resume(
     same = same and (found["parts"][0].parameters is not None) == record
     if not same:
         raise ValueError(
-            f"The checkpoint {os.fspath(path)!r} is of another run: other initial parameters, optimizer, key or options. Remove "
+            f"The checkpoint {os.fspath(path)!r} is of another run: other initial parameters, "
+            f"optimizer, key or options. Remove "
             "it, or give this run a file of its own."
         )
     state = jax.tree.unflatten(
