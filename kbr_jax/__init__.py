@@ -1,6 +1,7 @@
 """Probability with kernels: distributions are weighted samples in an RKHS."""
 
 from . import experimental as experimental
+from . import likelihood_free as likelihood_free
 from . import moments as moments
 from .dynamics import DistributionDynamics as DistributionDynamics
 from .dynamics import PredictedEstimator as PredictedEstimator
@@ -49,7 +50,7 @@ from .embedding import inner_mixtures as inner_mixtures
 from .embedding import joint_expectation as joint_expectation
 from .embedding import marginals as marginals
 from .embedding import mean as mean
-from .embedding import mix as mix
+from .embedding import mixture as mixture
 from .embedding import mmd as mmd
 from .embedding import mmd_mixture as mmd_mixture
 from .embedding import nearest_rotation as nearest_rotation
@@ -168,7 +169,6 @@ from .tuning import leave_out_loss as leave_out_loss
 from .tuning import load as load
 from .tuning import marginal_loss as marginal_loss
 from .tuning import minibatch as minibatch
-from .tuning import mmd_loss as mmd_loss
 from .tuning import mmd_power as mmd_power
 from .tuning import regression_loss as regression_loss
 from .tuning import save as save

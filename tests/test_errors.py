@@ -20,13 +20,13 @@ BAYES = {"regularizer": 0.1, "posterior_regularizer": 0.1}
 MODEL = kbr.fit_conditional(G, G, X, Y, **RIDGE)
 PRIOR = kbr.embed(G, X)
 BATCH = kbr.embed(G, X, jnp.ones((2, 6)) / 6)
-FILTER = kbr.KernelBayesFilter.fit(G, G, X, Y, **BAYES)
-SIMPLE = kbr.ApproximateFilter.fit(G, G, X, Y, **RIDGE)
+FILTER = kbr.fit_filter(G, G, X, Y, **BAYES)
+SIMPLE = kbr.fit_conditional_embedding_filter(G, G, X, Y, **RIDGE)
 LANDMARKS = kbr.given_landmarks(X[:3])
-MOMENTS = {"landmarks_states": LANDMARKS, "landmarks_observations": kbr.given_landmarks(Y[:3])}
 PAIRS = kbr.TensorProduct((G, kbr.Delta()))
 PAIR = kbr.TensorProduct((G, G))
-BELIEFS = jnp.ones((3, 5)) / 5
+RUN = kbr.run_filter(FILTER, Y[:3])
+STEP = kbr.filter_step(FILTER, kbr.init_filter(FILTER), Y[0])[1]
 
 
 def fit(x=X, y=Y, kernel_x=G, kernel_y=G, **options):
@@ -34,27 +34,38 @@ def fit(x=X, y=Y, kernel_x=G, kernel_y=G, **options):
 
 
 def fit_filter(states=X, observations=Y, kernel_states=G, kernel_observations=G, **options):
-    return kbr.KernelBayesFilter.fit(
+    return kbr.fit_filter(
         kernel_states, kernel_observations, states, observations, **{**BAYES, **options}
     )
 
 
-def fit_controlled(base=FILTER, controls=X, **options):
-    return kbr.ControlledFilter.fit(base, G, controls, **{**RIDGE, **options})
+def fit_controlled(controls=X[:-1], landmarks=None, regularizer=0.1, kernel=None, **options):
+    kernel = kernel or kbr.TensorProduct((G, G))
+    emission = kbr.fit_conditional(G, G, X[:-1], Y[:-1], **RIDGE)
+    transition = kbr.fit_conditional(
+        kernel, G, (X[:-1], controls), X[1:], regularizer=regularizer, landmarks_x=landmarks
+    )
+    return kbr.KernelBayesFilter(emission, transition, **{**RIDGE, **options})
 
 
-def smooth(filt=FILTER, weights=BELIEFS, **options):
-    return kbr.smooth(filt, weights, **{**RIDGE, **options})
+def smooth(filt=FILTER, run=RUN, **options):
+    return kbr.smooth(filt, run, **{**RIDGE, **options})
 
 
 def fit_simple(states=X, observations=Y, kernel_states=G, kernel_observations=G, **options):
-    return kbr.ApproximateFilter.fit(
+    return kbr.fit_conditional_embedding_filter(
         kernel_states, kernel_observations, states, observations, **{**RIDGE, **options}
     )
 
 
-def fit_moment_filter(states=X, observations=Y, **options):
-    return kbr.MomentFilter.fit(G, G, states, observations, **{**BAYES, **MOMENTS, **options})
+def fit_moment_filter(states=X, observations=Y, transition=None, **options):
+    maps = kbr.moments.moment_maps(G, G, LANDMARKS, kbr.given_landmarks(Y[:3]), shift=True)
+    moments = kbr.moments.collect_moments(maps, states[:-1], observations[:-1], states[1:])
+    emission = kbr.moments.fit_conditional(moments, **RIDGE)
+    clipping = kbr.Clipping(False, 0.0)
+    return kbr.KernelBayesFilter(
+        emission, transition, **{**RIDGE, "shift": True, "clipping": clipping, **options}
+    )
 
 
 def fit_dynamics(sets, regularizer=0.1, **options):
@@ -79,15 +90,11 @@ def triples(x, regularizer=0.1):
 TWO_SETS = kbr.sample_sequence([X, X + 1])
 MIXTURE = kbr.gaussian_mixture(jnp.zeros((1, 2)), jnp.ones(1))
 
-SIMULATIONS = kbr.Simulations(X, Y)
-
-
-def fit_posterior(simulations=SIMULATIONS, regularizer=0.1, **options):
-    return kbr.fit_posterior(G, G, simulations, regularizer=regularizer, **options)
-
 
 def simulate(count=3, **options):
-    return kbr.simulate(lambda key, t: t, jax.random.normal, count, key=KEY, **options)
+    return kbr.likelihood_free.simulate(
+        lambda key, t: t, jax.random.normal, count, key=KEY, **options
+    )
 
 
 #: What is called, and what its message must say, in order: the argument, what came, what was
@@ -262,7 +269,7 @@ CASES = {
         "at least 4 pairs, got 3",
     ),
     "covariance of a full joint": (
-        lambda: kbr.cross_covariance(kbr.chain_rule(MODEL, PRIOR, form="a")),
+        lambda: kbr.cross_covariance(kbr.chain_rule(MODEL, PRIOR, estimator="prior")),
         "`cross_covariance` needs a joint embedding of pairs",
     ),
     "decode candidates": (lambda: kbr.decode(PRIOR, Y), r"`candidates` has shape \[\(3,\)\]"),
@@ -306,20 +313,16 @@ CASES = {
         "`x` has the structure .* and `training x`",
     ),
     "centered moments": (
-        lambda: kbr.condition_centered(fit_moment_filter().model, X),
-        "`condition_centered` needs the sample: .* with landmarks",
+        lambda: kbr.condition_centered(fit_moment_filter().emission, X),
+        "needs the training pairs, .* with landmarks",
     ),
-    "centered form": (
-        lambda: kbr.condition_centered(MODEL, X, form="b"),
-        "`form` must be 'affine' or 'printed', got 'b'",
+    "centered estimator": (
+        lambda: kbr.condition_centered(MODEL, X, estimator="b"),
+        "`estimator` must be 'affine' or 'song2009', got 'b'",
     ),
     "cross covariance": (
         lambda: kbr.conditional_cross_covariance(MODEL, X),
         r"needs a model of pairs \(y, z\).*TensorProduct",
-    ),
-    "sum form": (
-        lambda: kbr.sum_rule(MODEL, PRIOR, form="c"),
-        "`form` must be one of 'a', 'b', got 'c'",
     ),
     "sum prior": (
         lambda: kbr.sum_rule(MODEL, kbr.embed(G, Y)),
@@ -329,17 +332,17 @@ CASES = {
         lambda: kbr.sum_rule(MODEL, kbr.embed(kbr.Delta(), jnp.zeros((4, 2), int))),
         "`prior.points` has dtype int",
     ),
-    "chain form": (
-        lambda: kbr.chain_rule(MODEL, PRIOR, form=1),
-        "`form` must be one of 'a', 'b', got 1",
+    "chain estimator": (
+        lambda: kbr.chain_rule(MODEL, PRIOR, estimator="importance"),
+        "`estimator` must be one of 'pairs', 'prior', got 'importance'",
     ),
     "chain prior": (
-        lambda: kbr.chain_rule(MODEL, kbr.embed(G, Y), form="a"),
+        lambda: kbr.chain_rule(MODEL, kbr.embed(G, Y), estimator="prior"),
         r"`prior.points` has shape",
     ),
-    "bayes form": (
-        lambda: kbr.bayes_rule(MODEL, PRIOR, Y[0], form="c", **RIDGE),
-        "`form` must be one of .* got 'c'",
+    "bayes estimator": (
+        lambda: kbr.bayes_rule(MODEL, PRIOR, Y[0], estimator="c", **RIDGE),
+        "`estimator` must be one of .* got 'c'",
     ),
     "bayes prior": (
         lambda: kbr.bayes_rule(MODEL, kbr.embed(G, Y), Y[0], **RIDGE),
@@ -357,13 +360,28 @@ CASES = {
         lambda: kbr.bayes_rule(MODEL, PRIOR, Y[0], regularizer=0.0),
         "`regularizer` must be positive, got 0",
     ),
-    "bayes truncation": (
-        lambda: kbr.bayes_rule(MODEL, PRIOR, Y[0], truncation=0.1, **RIDGE),
-        "`truncation` .* set `clip=True`",
+    "unclipped importance weights": (
+        lambda: kbr.bayes_rule(
+            MODEL,
+            PRIOR,
+            Y[0],
+            estimator="importance",
+            clipping=kbr.Clipping(False, 0.0),
+            **RIDGE,
+        ),
+        "give a `clipping` that clips",
     ),
-    "bayes truncation range": (
-        lambda: kbr.bayes_rule(MODEL, PRIOR, Y[0], truncation=1.0, clip=True, **RIDGE),
-        r"`truncation` must be one number in \[0, 1\), got 1.0",
+    "truncation without clip": (
+        lambda: kbr.Clipping(clip=False),
+        "`truncation` = 0.02.* set `clip=True`, or `truncation=0`",
+    ),
+    "truncation range": (
+        lambda: kbr.Clipping(truncation=1.0),
+        r"`truncation` must be one number in \[0, 1\), got 1",
+    ),
+    "truncation negative": (
+        lambda: kbr.Clipping(truncation=-0.1),
+        r"`truncation` must be one number in \[0, 1\)",
     ),
     # The kernel Bayes filter.
     "filter lengths": (
@@ -410,53 +428,69 @@ CASES = {
         lambda: fit_filter(posterior_regularizer=-0.1),
         "`posterior_regularizer` must be positive, got -0.1",
     ),
-    "filter ridge": (
-        lambda: fit_filter(observation_regularizer=0),
+    "filter estimator": (
+        lambda: fit_filter(estimator="c"),
+        "`estimator` must be one of 'pairs', 'prior', 'importance', got 'c'",
+    ),
+    "shift of successors": (
+        lambda: fit_filter(estimator="prior", shift=True),
+        "'prior' keeps its belief on the successors .* without `shift`",
+    ),
+    "filter without a transition": (
+        lambda: kbr.KernelBayesFilter(MODEL, None, **RIDGE),
+        "Give a `transition`, or `shift=True`",
+    ),
+    "filter without a regularizer": (
+        lambda: kbr.KernelBayesFilter(MODEL, fit(y=X)),
+        "needs the `regularizer` of Bayes' rule",
+    ),
+    "most active of signed weights": (
+        lambda: fit_filter(max_active=3, clipping=kbr.Clipping(False, 0.0)),
+        "`max_active` keeps the largest of non-negative weights",
+    ),
+    "no active weights": (lambda: fit_filter(max_active=0), "`max_active` must be an integer >= 1"),
+    "trajectories in a list": (
+        lambda: fit_filter([X, X], [Y, Y]),
+        "`states` is a list and holds several trajectories.* `successors`",
+    ),
+    "trajectories in an array": (
+        lambda: fit_filter(jnp.ones((4, 6, 2)), jnp.ones((4, 6, 3))),
+        r"`states` has shape \[4, 6, 2\].* several trajectories.* `successors`",
+    ),
+    "state and prior": (
+        lambda: kbr.run_filter(FILTER, Y, state=kbr.init_filter(FILTER), prior=PRIOR),
+        "Give a `state` to go on from, or a `prior`",
+    ),
+    "reset of successors": (
+        lambda: kbr.experimental.reset_filter(
+            fit_filter(estimator="prior"), observation_regularizer=0.1
+        ),
+        "must not have the estimator 'prior', which keeps its belief on the successors",
+    ),
+    "reset ridge": (
+        lambda: kbr.experimental.reset_filter(FILTER, observation_regularizer=0),
         "`observation_regularizer` must be positive, got 0",
     ),
-    "filter form": (
-        lambda: fit_filter(form="c"),
-        "`form` must be 'a', 'b' or 'importance', got 'c'",
-    ),
-    "filter transition": (
-        lambda: fit_filter(transition="x"),
-        "`transition` must be 'shift' or 'two-inverse', got 'x'",
-    ),
-    "form a shift": (
-        lambda: fit_filter(form="a", transition="shift"),
-        r"Form \(a\) .* use 'two-inverse'",
-    ),
-    "truncation without clip": (
-        lambda: fit_filter(clip=False),
-        "`truncation` = 0.02.* set `clip=True`, or `truncation=0`",
-    ),
-    "truncation range": (
-        lambda: fit_filter(truncation=1.5),
-        r"`truncation` must be one number in \[0, 1\), got 1.5",
-    ),
-    "truncation negative": (
-        lambda: fit_filter(truncation=-0.1),
-        r"`truncation` must be one number in \[0, 1\)",
-    ),
-    "recovery form a": (
-        lambda: fit_filter(form="a", recovery=kbr.Recovery(restart_below=0.5)),
-        "form \\(a\\) keeps its belief on the successors: use form 'b' or 'importance'",
-    ),
-    "restart share": (
-        lambda: kbr.Recovery(restart_below=1.0),
+    "reset share": (
+        lambda: kbr.experimental.reset_filter(
+            FILTER, observation_regularizer=0.1, restart_below=1.0
+        ),
         r"`restart_below` must be one number in \[0, 1\), got 1",
     ),
     # Inputs.
-    "controls form a": (
-        lambda: fit_controlled(fit_filter(form="a")),
-        "`base` must be of form 'b' or 'importance'",
-    ),
     "controls length": (
         lambda: fit_controlled(controls=X[:4]),
-        "`controls` has 4 points; `base` was fitted to 5 trans",
+        "parts of `x` have different numbers of points",
     ),
-    "controls nan": (lambda: fit_controlled(controls=NAN), "`controls` contains NaN"),
-    "controls labels": (lambda: fit_controlled(controls=LABELS), "`controls` has dtype int"),
+    "controls without a product kernel": (
+        lambda: fit_controlled(kernel=kbr.DirectSum((G, G))),
+        "`transition` is a model of another state .* TensorProduct",
+    ),
+    "controls nan": (lambda: fit_controlled(controls=NAN[:-1]), "`x` contains NaN"),
+    "controls labels": (
+        lambda: fit_controlled(controls=LABELS[:-1]),
+        r"`x\[1\]` has dtype int",
+    ),
     "controls regularizer": (
         lambda: fit_controlled(regularizer=0),
         "`regularizer` must be positive, got 0",
@@ -466,75 +500,71 @@ CASES = {
         "exact Gram matrices or landmarks, not random Fourier features",
     ),
     "no controls": (
-        lambda: kbr.filter(fit_controlled(), Y),
-        "This ControlledFilter needs `controls`",
+        lambda: kbr.run_filter(fit_controlled(), Y),
+        "transition of this filter needs `controls`",
     ),
     "no control": (
-        lambda: (f := fit_controlled()).step(f.init(), Y[0]),
-        "This ControlledFilter needs `controls`",
+        lambda: kbr.filter_step(f := fit_controlled(), kbr.init_filter(f), Y[0]),
+        "transition of this filter needs `controls`",
     ),
     "too few controls": (
-        lambda: kbr.filter(fit_controlled(), Y, controls=X[:5]),
-        "`controls` has 5 points; 6 steps need an input each",
+        lambda: kbr.run_filter(fit_controlled(), Y, controls=X[:5]),
+        "`controls` has 5 points; 6 steps need one each",
     ),
     "controls kind": (
-        lambda: kbr.filter(fit_controlled(), Y, controls=Y),
+        lambda: kbr.run_filter(fit_controlled(), Y, controls=Y),
         r"`controls` has shape \[\(3,\)\], one of `training controls` \[\(2,\)\]",
     ),
     "controls of predict": (
-        lambda: fit_controlled().predict(jnp.ones(5)),
-        "This ControlledFilter needs `controls`",
+        lambda: kbr.predict(fit_controlled(), STEP),
+        "transition of this filter needs `controls`",
     ),
     "controls of a plain filter": (
-        lambda: kbr.filter(FILTER, Y, controls=X),
-        "This KernelBayesFilter was fitted without `controls`; see `ControlledFilter`",
+        lambda: kbr.run_filter(FILTER, Y, controls=X),
+        "takes no `controls`: fit .* TensorProduct",
     ),
     "controls of a plain smoother": (
         lambda: smooth(controls=X[:3]),
-        "was fitted without `controls`",
+        "takes no `controls`",
     ),
     "smoother without controls": (
         lambda: smooth(fit_controlled()),
-        "This ControlledFilter needs `controls`",
+        "transition of this filter needs `controls`",
     ),
     # The smoother.
     "smoother filter": (
-        lambda: smooth(SIMPLE),
-        "`smooth` needs a `KernelBayesFilter` or a `ControlledFilter`, got "
-        "ApproximateFilter.*`base`",
+        lambda: smooth(fit_moment_filter(), kbr.run_filter(fit_moment_filter(), Y)),
+        "A shift moves beliefs forwards only",
     ),
-    "smoother weights": (
-        lambda: smooth(weights=jnp.ones(5)),
-        r"`weights` has shape \(5,\); .* are \[T, 5\].*vmap",
+    "smoother run": (
+        lambda: smooth(run=STEP),
+        r"`run` has weights of shape \(5,\); .* \[T, m\].*vmap",
     ),
-    "smoother points": (
-        lambda: smooth(weights=jnp.ones((3, 4))),
-        r"`weights` has shape \(3, 4\); .* \[T, 5\]",
+    "smoother estimator": (
+        lambda: smooth(estimator="prior"),
+        "`estimator` must be one of 'pairs', 'importance', got 'prior'",
     ),
-    "smoother form": (lambda: smooth(form="a"), "`form` must be 'b' or 'importance', got 'a'"),
     "smoother lag": (lambda: smooth(lag=0), "`lag` must be an integer >= 1, got 0"),
     "smoother regularizer": (
         lambda: smooth(regularizer=0.0),
         "`regularizer` must be positive, got 0",
     ),
     # Moments.
-    "moment filter form": (
-        lambda: fit_moment_filter(form="a"),
-        "`form` must be 'b' or 'importance', got 'a'",
-    ),
-    "moment filter transition": (
-        lambda: fit_moment_filter(transition="x"),
-        "`transition` must be 'shift' or",
+    "moments on the prior": (
+        lambda: fit_moment_filter(estimator="prior", shift=False),
+        "'prior' keeps its belief on the successors of a learned transition",
     ),
     "moment filter clip": (
-        lambda: fit_moment_filter(clip=True),
-        "cannot clip.* pass `clip=False`.* `soft_partition`",
+        lambda: fit_moment_filter(clipping=kbr.Clipping()),
+        "cannot clip.* pass `clipping=Clipping\\(clip=False.* `soft_partition`",
     ),
-    "moment filter landmarks": (
-        lambda: fit_moment_filter(landmarks_states=0),
-        "must be an integer >= 1, got 0",
+    "moment filter nan": (lambda: fit_moment_filter(NAN), "`x` contains NaN"),
+    "moments and a mask of chunks": (
+        lambda: kbr.moments.collect_moments(
+            fit_moment_filter().emission.maps, [(X, Y, X)], mask=jnp.ones(6, bool)
+        ),
+        "Chunks take no `mask`",
     ),
-    "moment filter nan": (lambda: fit_moment_filter(NAN), "`states` contains NaN"),
     "soft cells": (
         lambda: kbr.soft_partition(G, LANDMARKS, temperature=0.0),
         "`temperature` must be positive, got 0",
@@ -545,7 +575,10 @@ CASES = {
         "`states` has 6 points and `observations` 4",
     ),
     "2009 one pair": (lambda: fit_simple(X[:2], Y[:1]), "at least two states and 2 observations"),
-    "2009 form": (lambda: fit_simple(form="b"), "`form` must be 'affine' or 'printed', got 'b'"),
+    "2009 estimator": (
+        lambda: fit_simple(estimator="b"),
+        "`estimator` must be 'affine' or 'song2009', got 'b'",
+    ),
     "2009 landmarks": (
         lambda: fit_simple(landmarks_states=3),
         "landmarks for both states and observations",
@@ -720,42 +753,10 @@ CASES = {
     "three triples": (lambda: triples(X[:3]), "at least 4 triples"),
     "ridge of a test": (lambda: triples(X, 0.0), "`regularizer` must be positive, got 0"),
     # Posteriors from simulations.
-    "simulations": (lambda: simulate(0), "`count` must be an integer >= 1, got 0"),
-    "batch of simulations": (lambda: simulate(batch=0), "`batch` must be an integer >= 1, got 0"),
-    "unpaired simulations": (
-        lambda: fit_posterior(kbr.Simulations(X, Y[:4])),
-        "`simulations.parameters` has 6 points and `simulations.data` 4",
-    ),
-    "failed simulations": (
-        lambda: fit_posterior(kbr.Simulations(X, NAN)),
-        "`simulations.data` contains NaN .* remove",
-    ),
-    "method": (
-        lambda: fit_posterior(method="abc"),
-        "`method` must be one of 'conditional', .*got 'abc'",
-    ),
-    "prior of a condition": (
-        lambda: fit_posterior(prior=PRIOR),
-        "'conditional' .* takes no `prior`.* use 'bayes'",
-    ),
-    "clip of a condition": (
-        lambda: fit_posterior(clip=True),
-        "'conditional' .* takes no .* `clip`",
-    ),
-    "no delta": (lambda: fit_posterior(method="bayes"), "'bayes' needs a `posterior_regularizer`"),
-    "batch of priors": (
-        lambda: fit_posterior(method="bayes", prior=BATCH, posterior_regularizer=0.1),
-        r"`prior` is a batch of shape \(2, 6\)",
-    ),
-    "prior of another kind": (
-        lambda: fit_posterior(
-            method="importance", prior=kbr.embed(G, Y), posterior_regularizer=0.1
-        ),
-        "`prior.points` has shape",
-    ),
-    "observation of a posterior": (
-        lambda: fit_posterior().posterior(X),
-        r"`observation` has shape \[\(2,\)\]",
+    "simulations": (lambda: simulate(0), "`num_samples` must be an integer >= 1, got 0"),
+    "batch of simulations": (
+        lambda: simulate(batch_size=0),
+        "`batch_size` must be an integer >= 1, got 0",
     ),
     "probabilities": (
         lambda: kbr.quantile(PRIOR, 1.5),
@@ -774,48 +775,63 @@ CASES = {
 #: The same for both filters.
 FILTERED = {
     "features": (
-        lambda f: kbr.filter(f, X),
+        lambda f: kbr.run_filter(f, X),
         r"`observations` has shape \[\(2,\)\], one of `training observations` \[\(3",
     ),
-    "rank": (lambda f: kbr.filter(f, Y[0]), r"`observations` has shape \[\(\)\]"),
-    "empty": (lambda f: kbr.filter(f, jnp.zeros((0, 3))), "`observations` is an empty sample"),
-    "dtype": (lambda f: kbr.filter(f, jnp.ones((4, 3), int)), "`observations` has dtype int"),
+    "rank": (lambda f: kbr.run_filter(f, Y[0]), r"`observations` has shape \[\(\)\]"),
+    "empty": (lambda f: kbr.run_filter(f, jnp.zeros((0, 3))), "`observations` is an empty sample"),
+    "dtype": (lambda f: kbr.run_filter(f, jnp.ones((4, 3), int)), "`observations` has dtype int"),
     "structure": (
-        lambda f: kbr.filter(f, (Y, Y)),
+        lambda f: kbr.run_filter(f, (Y, Y)),
         "`observations` has the structure .* `training observations`",
     ),
     "mask length": (
-        lambda f: kbr.filter(f, Y, observed=jnp.ones(5, bool)),
+        lambda f: kbr.run_filter(f, Y, observed=jnp.ones(5, bool)),
         r"`observed` must be .* \(6,\), got bool\[5\]",
     ),
     "mask dtype": (
-        lambda f: kbr.filter(f, Y, observed=jnp.ones(6)),
+        lambda f: kbr.run_filter(f, Y, observed=jnp.ones(6)),
         r"`observed` must be a boolean mask .* got float",
     ),
     "advance mask": (
-        lambda f: kbr.advance(f, f.init(), Y, observed=jnp.ones((6, 1), bool)),
+        lambda f: kbr.run_filter(f, Y, state=kbr.init_filter(f), observed=jnp.ones((6, 1), bool)),
         r"`observed` must be .* \(6,\), got bool\[6, 1\]",
     ),
     "prior": (
-        lambda f: kbr.filter(f, Y, prior=kbr.embed(G, Y)),
+        lambda f: kbr.run_filter(f, Y, prior=kbr.embed(G, Y)),
         r"`prior.points` has shape \[\(3,\)\], one of",
     ),
     "prior batch": (
-        lambda f: f.init(BATCH),
+        lambda f: kbr.init_filter(f, BATCH),
         r"`prior` is a batch of shape \(2, 6\); use `jax.vmap`",
     ),
     "step batch": (
-        lambda f: f.step(f.init(), Y),
-        "`observation` must be one point; use `kbr_jax.filter`",
+        lambda f: kbr.filter_step(f, kbr.init_filter(f), Y),
+        r"`observation` has shape \[\(6, 3\)\]",
     ),
-    "step features": (lambda f: f.step(f.init(), X[0]), r"`observation` has shape"),
-    "step dtype": (lambda f: f.step(f.init(), jnp.ones(3, int)), "`observation` has dtype int"),
-    "step structure": (lambda f: f.step(f.init(), (Y[0], Y[0])), "`observation` has the structure"),
-    "first observation": (lambda f: f.init_from_observation(X[0]), r"`observation`"),
-    "first observations": (lambda f: f.init_from_observation(Y), "`observation` must be one point"),
-    "no steps": (lambda f: f.predict(jnp.ones(5) / 5, 0), "`steps` must be an integer >= 1, got 0"),
+    "step features": (
+        lambda f: kbr.filter_step(f, kbr.init_filter(f), X[0]),
+        r"`observation` has shape",
+    ),
+    "step dtype": (
+        lambda f: kbr.filter_step(f, kbr.init_filter(f), jnp.ones(3, int)),
+        "`observation` has dtype int",
+    ),
+    "step structure": (
+        lambda f: kbr.filter_step(f, kbr.init_filter(f), (Y[0], Y[0])),
+        "`observation` has the structure",
+    ),
+    "first observation": (
+        lambda f: kbr.init_from_observation(f, X[0], regularizer=0.1),
+        r"`observation`",
+    ),
+    "first observations": (
+        lambda f: kbr.init_from_observation(f, Y, regularizer=0.1),
+        r"`observation` has shape \[\(6, 3\)\]",
+    ),
+    "no steps": (lambda f: kbr.predict(f, STEP, 0), "`steps` must be an integer >= 1, got 0"),
     "half a step": (
-        lambda f: f.predict(jnp.ones(5) / 5, 1.5),
+        lambda f: kbr.predict(f, STEP, 1.5),
         "`steps` must be an integer >= 1, got 1.5",
     ),
 }
@@ -843,7 +859,7 @@ def test_bad_input_of_a_filter(name, filt):
         (lambda: kbr.uniform_landmarks(X, rank=2), "key"),
         (lambda: kbr.fit_conditional(G, G, X, Y), "regularizer"),
         (lambda: kbr.bayes_rule(MODEL, PRIOR, Y[0]), "regularizer"),
-        (lambda: kbr.KernelBayesFilter.fit(G, G, X, Y, regularizer=0.1), "posterior_regularizer"),
+        (lambda: kbr.fit_filter(G, G, X, Y, regularizer=0.1), "posterior_regularizer"),
     ],
 )
 def test_what_has_no_default_is_asked_for(call, name):
@@ -857,9 +873,9 @@ def test_what_has_no_default_is_asked_for(call, name):
         (lambda x: kbr.fit_conditional(G, G, x, Y, **RIDGE).factor, "x"),
         (lambda x: kbr.fit_conditional(G, G, Y, x, **RIDGE).features_y.matrix, "y"),
         (lambda x: kbr.embed(G, x).points, "points"),
-        (lambda x: kbr.KernelBayesFilter.fit(G, G, x, Y, **BAYES).states.matrix, "states"),
+        (lambda x: kbr.fit_filter(G, G, x, Y, **BAYES).emission.features_x.matrix, "states"),
         (
-            lambda x: kbr.ApproximateFilter.fit(G, G, Y, x, **RIDGE).observations.matrix,
+            lambda x: fit_simple(Y, x).observations.matrix,
             "observations",
         ),
     ],

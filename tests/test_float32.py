@@ -53,22 +53,22 @@ CENTRING = np.eye(N) - 1 / N
 W64 = np.linalg.solve(RIDGE, gaussian(X64, U64) @ ALPHA64)
 
 
-def numpy_centered(form):
+def numpy_centered(estimator):
     column = gaussian(X64, X64[:3])
-    if form == "printed":
+    if estimator == "song2009":
         return np.linalg.solve(CENTRING @ GRAM_X + N * EPSILON * np.eye(N), CENTRING @ column).T
     matrix = CENTRING @ GRAM_X @ CENTRING + N * EPSILON * np.eye(N)
     return 1 / N + np.linalg.solve(matrix, CENTRING @ (column - GRAM_X.mean(1)[:, None])).T
 
 
-def numpy_bayes(form):
+def numpy_bayes(estimator):
     w, column = W64, gaussian(Y64, Y64[:3])
-    if form == "importance":
+    if estimator == "importance":
         d = np.diag(np.maximum(w, 0))
         return np.linalg.solve(d @ GRAM_Y + DELTA * np.eye(N), d @ column).T
     d = np.diag(w)
     solved = np.linalg.solve(d @ GRAM_Y @ d @ GRAM_Y + DELTA * np.eye(N), d @ column)
-    if form == "b":
+    if estimator == "pairs":
         return (d @ GRAM_Y @ solved).T
     operator = np.linalg.solve(RIDGE, gaussian(X64, U64)) * ALPHA64
     return (operator.T @ GRAM_Y @ solved).T
@@ -272,6 +272,14 @@ def test_fourier_features(kernel):
     )
 
 
+def as_printed(estimator):
+    """The rule of the paper: prior weights as they are, clipped only where they must be."""
+    return {
+        "estimator": estimator,
+        "clipping": kbr.Clipping(estimator == "importance", 0.0, False),
+    }
+
+
 @pytest.mark.parametrize(
     "model, tol", [(MODEL, 1e-4), (LOW_RANK, 5e-3)], ids=["exact", "landmarks"]
 )
@@ -279,38 +287,31 @@ def test_rules(model, tol):
     close(
         kbr.condition(model, X[:3]).weights, np.linalg.solve(RIDGE, gaussian(X64, X64[:3])).T, tol
     )
-    for form in ("affine", "printed"):
-        close(kbr.condition_centered(model, X[:3], form=form).weights, numpy_centered(form), tol)
+    for form in ("affine", "song2009"):
+        close(
+            kbr.condition_centered(model, X[:3], estimator=form).weights, numpy_centered(form), tol
+        )
     expected = np.linalg.solve(RIDGE, gaussian(X64, X64[:3])).T @ Y64
     close(kbr.conditional_expectation(model, lambda y: y, X[:3]), expected, tol)
-    for form in ("a", "b"):
-        close(kbr.sum_rule(model, PRIOR, form=form).weights, W64, tol)
+    close(kbr.sum_rule(model, PRIOR).weights, W64, tol)
     close(kbr.chain_rule(model, PRIOR).weights, W64, tol)
     operator = np.linalg.solve(RIDGE, gaussian(X64, U64)) * ALPHA64
-    close(kbr.chain_rule(model, PRIOR, form="a").weights, operator.T, tol)
-    close(kbr.clean_weights(PRIOR.weights, clip=True, truncation=0.0, normalize=True), ALPHA64, tol)
-    for form in ("a", "b", "importance"):
-        posterior = kbr.bayes_rule(model, PRIOR, Y[:3], regularizer=DELTA, form=form)
-        close(posterior.weights, numpy_bayes(form), tol)
+    close(kbr.chain_rule(model, PRIOR, estimator="prior").weights, operator.T, tol)
+    close(kbr.clip_and_normalize(PRIOR.weights, kbr.Clipping(truncation=0.0)), ALPHA64, tol)
+    for estimator in ("prior", "pairs", "importance"):
+        posterior = kbr.bayes_rule(model, PRIOR, Y[:3], regularizer=DELTA, **as_printed(estimator))
+        close(posterior.weights, numpy_bayes(estimator), tol)
 
 
 def test_posteriors_from_simulations():
-    simulations = kbr.Simulations(X, Y)
-    fitted = kbr.fit_posterior(KERNEL, KERNEL, simulations, regularizer=EPSILON)
+    backward = kbr.fit_conditional(KERNEL, KERNEL, Y, X, regularizer=EPSILON)
     expected = np.linalg.solve(GRAM_Y + N * EPSILON * np.eye(N), gaussian(Y64, Y64[:3])).T
-    close(fitted.posterior(Y[:3]).weights, expected, 1e-4)
-    for method, form in (("bayes", "b"), ("importance", "importance")):
-        fitted = kbr.fit_posterior(
-            KERNEL,
-            KERNEL,
-            simulations,
-            regularizer=EPSILON,
-            method=method,
-            prior=PRIOR,
-            posterior_regularizer=DELTA,
-        )
-        posterior = fitted.posterior(Y[:3])
-        close(posterior.weights, numpy_bayes(form), 1e-4)
+    close(kbr.condition(backward, Y[:3]).weights, expected, 1e-4)
+    forward = kbr.fit_conditional(KERNEL, KERNEL, X, Y, regularizer=EPSILON)
+    for estimator in ("pairs", "importance"):
+        options = {"regularizer": DELTA, **as_printed(estimator)}
+        posterior = kbr.bayes_rule(forward, PRIOR, Y[:3], **options)
+        close(posterior.weights, numpy_bayes(estimator), 1e-4)
     lower, upper = single(kbr.credible_interval(posterior, 0.8))
     assert np.all(lower <= upper)
 
@@ -332,8 +333,8 @@ def test_gradients_are_finite(landmarks):
         model = kbr.fit_conditional(kernel, kernel, X, Y, regularizer=regularizer, **options)
         prior = kbr.Embedding(kernel, U, PRIOR.weights)
         posteriors = [
-            kbr.bayes_rule(model, prior, Y[0], regularizer=delta, form=f)
-            for f in ("a", "b", "importance")
+            kbr.bayes_rule(model, prior, Y[0], regularizer=delta, **as_printed(e))
+            for e in ("prior", "pairs", "importance")
         ]
         centered = jnp.sum(kbr.condition_centered(model, X).weights ** 2)
         return centered + sum(jnp.sum(kbr.mean(p) ** 2) for p in posteriors)
@@ -398,7 +399,7 @@ def test_a_hundred_steps_of_a_filter(landmarks):
     h, epsilon, delta = 0.5, 1e-3, 1e-3
     expected = numpy_filter_error(states, observations, truth, sequence, h, epsilon, delta)
     kernel = kbr.Gaussian(h)
-    filt = kbr.KernelBayesFilter.fit(
+    filt = kbr.fit_filter(
         kernel,
         kernel,
         jnp.asarray(states, jnp.float32),
@@ -408,14 +409,15 @@ def test_a_hundred_steps_of_a_filter(landmarks):
         landmarks_states=landmarks,
         landmarks_observations=landmarks,
     )
-    run = single(kbr.filter(filt, jnp.asarray(sequence, jnp.float32)))
-    estimate = np.asarray(single(kbr.mean(filt.belief(run.weights))), np.float64)
+    run = single(kbr.run_filter(filt, jnp.asarray(sequence, jnp.float32)))
+    estimate = np.asarray(single(kbr.state_mean(filt, run)), np.float64)
     error = np.mean(np.sum((estimate - truth)[10:] ** 2, axis=1))
     assert abs(error - expected) < 0.03 * expected
-    single(filt.predict(run.weights, 2).weights)
-    single(filt.init(kbr.embed(kernel, jnp.asarray(states[:5], jnp.float32))))
-    state, _ = single(filt.init_from_observation(jnp.asarray(sequence[0], jnp.float32)))
-    single(filt.step(state, jnp.asarray(sequence[1], jnp.float32)))
+    single(kbr.predict(filt, run, 2).weights)
+    single(kbr.init_filter(filt, kbr.embed(kernel, jnp.asarray(states[:5], jnp.float32))))
+    first = jnp.asarray(sequence[0], jnp.float32)
+    state, _ = single(kbr.init_from_observation(filt, first, regularizer=epsilon))
+    single(kbr.filter_step(filt, state, jnp.asarray(sequence[1], jnp.float32)))
 
 
 @pytest.mark.parametrize("kind", ["plain", "cells", "importance"])
@@ -428,32 +430,30 @@ def test_a_hundred_steps_on_moments(kind):
         jnp.asarray(states, jnp.float32),
         jnp.asarray(observations, jnp.float32),
     )
-    filt = kbr.MomentFilter.fit(
-        kernel,
-        kernel,
-        states,
-        observations,
-        regularizer=1e-3,
-        posterior_regularizer=1e-2 if kind == "importance" else 1e-3,
-        landmarks_states=60,
-        landmarks_observations=60,
-        cells=None
-        if kind == "plain"
-        else kbr.soft_partition(kernel, kbr.given_landmarks(states[:-1])),
-        **({"form": "importance"} if kind == "importance" else {}),
+    s, o, s_next = states[:-1], observations[:-1], states[1:]
+    landmarks = [kbr.greedy_landmarks(kernel, p, rank=60) for p in (s, o)]
+    cells = None if kind == "plain" else kbr.soft_partition(kernel, kbr.given_landmarks(s))
+    maps = kbr.moments.moment_maps(kernel, kernel, *landmarks, cells=cells, shift=True)
+    moments = kbr.moments.collect_moments(maps, s, o, s_next)
+    filt = kbr.KernelBayesFilter(
+        kbr.moments.fit_conditional(moments, regularizer=1e-3),
+        None,
+        regularizer=1e-2 if kind == "importance" else 1e-3,
+        estimator="importance" if kind == "importance" else "pairs",
+        clipping=kbr.Clipping(False, 0.0) if kind == "plain" else kbr.Clipping(),
+        shift=True,
     )
-    run = single(kbr.filter(filt, jnp.asarray(sequence, jnp.float32)))
-    error = np.mean(
-        np.sum((np.asarray(single(filt.expectation(run)), np.float64) - truth)[10:] ** 2, axis=1)
-    )
+    run = single(kbr.run_filter(filt, jnp.asarray(sequence, jnp.float32)))
+    estimate = np.asarray(single(kbr.state_mean(filt, run)), np.float64)
+    error = np.mean(np.sum((estimate - truth)[10:] ** 2, axis=1))
     assert error < (1.05 if kind == "cells" else 1.3) * expected
-    single((filt.belief(run).weights, filt.predict(run, 2).prior, filt.moments))
+    single((kbr.belief(filt, run).weights, kbr.predict(filt, run, 2).weights, moments))
 
 
 def test_rules_on_moments():
     landmarks = [kbr.given_landmarks(a[:20]) for a in (X, Y)]
-    moments = kbr.collect_moments(kbr.moment_maps(KERNEL, KERNEL, *landmarks), X, Y)
-    model = kbr.fit_moments(moments, regularizer=EPSILON)
+    moments = kbr.moments.collect_moments(kbr.moments.moment_maps(KERNEL, KERNEL, *landmarks), X, Y)
+    model = kbr.moments.fit_conditional(moments, regularizer=EPSILON)
     weights_model = kbr.fit_conditional(
         KERNEL,
         KERNEL,
@@ -465,24 +465,24 @@ def test_rules_on_moments():
     )
     for rule in (
         lambda m: kbr.sum_rule(m, PRIOR),
-        lambda m: kbr.bayes_rule(m, PRIOR, Y[0], regularizer=DELTA),
+        lambda m: kbr.bayes_rule(m, PRIOR, Y[0], regularizer=DELTA, **as_printed("pairs")),
         lambda m: kbr.condition(m, X[:3]),
     ):
         close(kbr.evaluate(rule(model), X[:20]), kbr.evaluate(rule(weights_model), X[:20]), 2e-2)
     single(kbr.chain_rule(model, PRIOR).weights)
 
 
-@pytest.mark.parametrize("form", ["affine", "printed"])
-def test_a_hundred_steps_of_the_filter_of_2009(form):
+@pytest.mark.parametrize("estimator", ["affine", "song2009"])
+def test_a_hundred_steps_of_the_filter_of_2009(estimator):
     states, observations = rotation(120, 1)
     sequence = jnp.asarray(rotation(100, 2)[1], jnp.float32)
     data = jnp.asarray(states, jnp.float32), jnp.asarray(observations, jnp.float32)
-    filt = kbr.ApproximateFilter.fit(
-        kbr.Gaussian(0.5), kbr.Gaussian(0.5), *data, regularizer=1e-3, form=form
+    filt = kbr.fit_conditional_embedding_filter(
+        kbr.Gaussian(0.5), kbr.Gaussian(0.5), *data, regularizer=1e-3, estimator=estimator
     )
-    run = kbr.filter(filt, sequence)
-    single((run.weights, run.evidence, filt.predict(run.weights).weights))
-    close(jnp.sum(run.weights, axis=1), np.full(100, float(form == "affine")), 1e-4)
+    run = kbr.run_filter(filt, sequence)
+    single((run.weights, run.predictive_value, kbr.predict(filt, run).weights))
+    close(jnp.sum(run.weights, axis=1), np.full(100, float(estimator == "affine")), 1e-4)
 
 
 def test_the_gradient_of_a_run_of_the_filter():
@@ -492,8 +492,8 @@ def test_the_gradient_of_a_run_of_the_filter():
     def loss(h, epsilon, delta):
         kernel = kbr.Gaussian(h)
         options = {"regularizer": epsilon, "posterior_regularizer": delta}
-        filt = kbr.KernelBayesFilter.fit(kernel, kernel, states, observations, **options)
-        return jnp.mean((kbr.mean(filt.belief(kbr.filter(filt, sequence).weights)) - sequence) ** 2)
+        filt = kbr.fit_filter(kernel, kernel, states, observations, **options)
+        return jnp.mean((kbr.state_mean(filt, kbr.run_filter(filt, sequence)) - sequence) ** 2)
 
     values = (jnp.asarray(v, jnp.float32) for v in (0.5, 1e-2, 1e-2))
     single(jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))(*values))
@@ -509,7 +509,7 @@ def test_losses_and_their_gradients():
         options = {"regularizer": p["epsilon"]}
         model = kbr.fit_conditional(kernel, kernel, X, Y, **options)
         low = kbr.fit_conditional(kernel, kernel, X, Y, landmarks_x=10, landmarks_y=10, **options)
-        filt = kbr.KernelBayesFilter.fit(
+        filt = kbr.fit_filter(
             kernel, kernel, states, observations, posterior_regularizer=p["delta"], **options
         )
         return {
@@ -517,10 +517,10 @@ def test_losses_and_their_gradients():
             "leave one out": kbr.leave_out_loss(model, kernel=KERNEL),
             "leave one out, landmarks": kbr.leave_out_loss(low),
             "marginal": kbr.marginal_loss(model, U, U, regularizer=p["delta"], kernel=KERNEL),
-            "filter": kbr.filter_loss(filt, truth, seen, counted=mask, segment=7),
+            "filter": kbr.filter_loss(filt, truth, seen, counted=mask, checkpoint_every=7),
             "filter, kernel": kbr.filter_loss(filt, truth, seen, kernel=KERNEL),
             "power": kbr.mmd_power(kernel, X, Y),
-            "mmd": kbr.mmd_loss(kbr.sum_rule(model, PRIOR), Y, kernel=KERNEL),
+            "mmd": kbr.squared_mmd(kbr.sum_rule(model, PRIOR), kbr.embed(kernel, Y)),
         }
 
     p = jax.tree.map(jnp.float32, {"h": 0.6, "epsilon": 1e-2, "delta": 1e-2})

@@ -149,17 +149,22 @@ def test_the_rules_take_frequencies():
     np.testing.assert_allclose(
         kbr.condition(low, X[:2]).weights, kbr.condition(dense, X[:2]).weights, atol=1e-9
     )
-    for form in ("b", "importance"):
+    for estimator in ("pairs", "importance"):
+        options = {
+            "regularizer": 0.01,
+            "estimator": estimator,
+            "clipping": kbr.Clipping(estimator == "importance", 0.0, False),
+        }
         posteriors = [
-            kbr.bayes_rule(model, kbr.embed(k, X[:4]), X[:2], regularizer=0.01, form=form).weights
+            kbr.bayes_rule(model, kbr.embed(k, X[:4]), X[:2], **options).weights
             for model, k in ((low, kernel), (dense, exact))
         ]
         # The prior of the features' model enters by the Gaussian kernel's features too.
         np.testing.assert_allclose(posteriors[0], posteriors[1], atol=1e-8)
 
 
-@pytest.mark.parametrize("family", [kbr.KernelBayesFilter, kbr.ApproximateFilter])
-def test_the_filters_take_frequencies(family):
+@pytest.mark.parametrize("fit", [kbr.fit_filter, kbr.fit_conditional_embedding_filter])
+def test_the_filters_take_frequencies(fit):
     angles = 0.3 * jnp.arange(60.0)
     states = jnp.stack([jnp.cos(angles), jnp.sin(angles)], axis=1) + 0.05 * jnp.asarray(
         RNG.normal(size=(60, 2))
@@ -167,14 +172,14 @@ def test_the_filters_take_frequencies(family):
     kernel = kbr.Gaussian(0.7)
     draws = kbr.random_fourier(kernel, states, rank=200, key=jax.random.key(4), orthogonal=True)
     options = {"regularizer": 1e-3} | (
-        {"posterior_regularizer": 1e-3} if family is kbr.KernelBayesFilter else {}
+        {"posterior_regularizer": 1e-3} if fit is kbr.fit_filter else {}
     )
     estimates = []
     for choice in (None, draws):
         chosen = {"landmarks_states": choice, "landmarks_observations": choice}
-        filt = family.fit(kernel, kernel, states, states, **options, **chosen)
-        run = kbr.filter(filt, states[:30])
-        estimates.append(np.asarray(kbr.mean(filt.belief(run.weights))))
+        filt = fit(kernel, kernel, states, states, **options, **chosen)
+        run = kbr.run_filter(filt, states[:30])
+        estimates.append(np.asarray(kbr.state_mean(filt, run)))
     assert np.sqrt(np.mean((estimates[0] - estimates[1])[3:] ** 2)) < 0.1
 
 

@@ -20,7 +20,7 @@ DATA = np.hstack([THETA @ RNG.normal(size=(2, 2)), RNG.normal(size=(N, 1))]) + 0
 SEEN = RNG.normal(size=(4, 3))
 OTHER, ALPHA = 0.5 * RNG.normal(size=(M, 2)), RNG.dirichlet(np.ones(M))
 H, C, EPSILON, DELTA = 0.9, 1.3, 1e-2, 1e-3
-SIMULATIONS = kbr.Simulations(jnp.asarray(THETA), jnp.asarray(DATA))
+SIMULATIONS = kbr.likelihood_free.Simulations(jnp.asarray(THETA), jnp.asarray(DATA))
 METHODS = ("conditional", "bayes", "importance")
 
 
@@ -32,14 +32,45 @@ def gaussian(a, b, h):
     return np.exp(-((a[:, None] - b[None]) ** 2).sum(-1) / (2 * h**2))
 
 
+PRINTED = kbr.Clipping(False, 0.0, False)
+
+
 def fit(
-    method, h=H, c=C, epsilon=EPSILON, delta=DELTA, prior=None, simulations=SIMULATIONS, **options
+    method,
+    h=H,
+    c=C,
+    epsilon=EPSILON,
+    delta=DELTA,
+    prior=None,
+    simulations=SIMULATIONS,
+    clipping=PRINTED,
+    kernels=None,
+    landmarks_parameters=None,
+    landmarks_data=None,
 ):
-    if method != "conditional":
-        options |= {"posterior_regularizer": delta, "prior": prior}
-    return kbr.fit_posterior(
-        kbr.Gaussian(h), kbr.Gaussian(c), simulations, method=method, regularizer=epsilon, **options
+    """The posterior of a method as a function of the observation, from one fit."""
+    kernel_p, kernel_d = kernels or (kbr.Gaussian(h), kbr.Gaussian(c))
+    parameters, data = simulations.parameters, simulations.data
+    if method == "conditional":
+        model = kbr.fit_conditional(
+            kernel_d, kernel_p, data, parameters, regularizer=epsilon, landmarks_x=landmarks_data
+        )
+        return lambda seen: kbr.condition(model, seen)
+    model = kbr.fit_conditional(
+        kernel_p,
+        kernel_d,
+        parameters,
+        data,
+        regularizer=epsilon,
+        landmarks_x=landmarks_parameters,
+        landmarks_y=landmarks_data,
     )
+    prior = kbr.embed(model.kernel_x, model.x) if prior is None else prior
+    options = {"regularizer": delta, "clipping": clipping}
+    if method == "importance":
+        clipping = clipping if clipping.clip else kbr.Clipping(True, 0.0, False)
+        options |= {"estimator": "importance", "clipping": clipping}
+    return lambda seen: kbr.bayes_rule(model, prior, seen, **options)
 
 
 def numpy_weights(method, h=H, c=C, points=THETA, alpha=None):
@@ -62,10 +93,9 @@ def numpy_weights(method, h=H, c=C, points=THETA, alpha=None):
 @pytest.mark.parametrize("method", METHODS)
 def test_weights_are_those_of_the_formulas(method):
     seen = jnp.asarray(SEEN)
-    fitted = jax.jit(lambda: fit(method))()
     posterior, alone = jax.jit(
-        lambda f: (f.posterior(seen), [f.posterior(one).weights for one in seen])
-    )(fitted)
+        lambda: (fit(method)(seen), [fit(method)(one).weights for one in seen])
+    )()
     close(posterior.weights, numpy_weights(method))
     close(posterior.points, THETA)
     # One fit for all: a batch gives what each observation gives alone.
@@ -77,44 +107,9 @@ def test_another_prior_for_the_same_simulations(method):
     @jax.jit
     def weights():
         prior = kbr.embed(kbr.Gaussian(H), jnp.asarray(OTHER), jnp.asarray(ALPHA))
-        return fit(method, prior=prior).posterior(jnp.asarray(SEEN)).weights
+        return fit(method, prior=prior)(jnp.asarray(SEEN)).weights
 
     close(weights(), numpy_weights(method, points=OTHER, alpha=ALPHA))
-
-
-@jax.jit
-def low_rank():
-    seen, ranks, found = (
-        jnp.asarray(SEEN),
-        {"landmarks_data": kbr.given_landmarks(jnp.asarray(DATA[:12]))},
-        {},
-    )
-    conditional = fit("conditional", **ranks)
-    found["conditional"] = (
-        conditional.posterior(seen).weights,
-        kbr.condition(conditional.model, seen).weights,
-    )
-    prior = kbr.embed(kbr.Gaussian(H), jnp.asarray(OTHER), jnp.asarray(ALPHA))
-    for method, form in (("bayes", "b"), ("importance", "importance")):
-        cleaning = {"clip": True, "truncation": 0.02, "normalize": True}
-        fitted = fit(
-            method,
-            prior=prior,
-            landmarks_parameters=kbr.given_landmarks(jnp.asarray(THETA[:10])),
-            **ranks,
-            **cleaning,
-        )
-        assert fitted.operator.shape == (12, N)
-        expected = kbr.bayes_rule(
-            fitted.model, prior, seen, regularizer=DELTA, form=form, **cleaning
-        )
-        found[method] = fitted.posterior(seen).weights, expected.weights
-    return found
-
-
-def test_low_rank_is_the_rules_at_low_rank():
-    for weights, expected in low_rank().values():
-        close(weights, expected)
 
 
 def test_discrete_posteriors_are_exact():
@@ -126,22 +121,17 @@ def test_discrete_posteriors_are_exact():
     counts = np.array(
         [[np.sum((parameters == t) & (data == y)) for y in (0, 1)] for t in (0, 1, 2)]
     )
-    simulations = kbr.Simulations(jnp.asarray(parameters), jnp.asarray(data))
+    simulations = kbr.likelihood_free.Simulations(jnp.asarray(parameters), jnp.asarray(data))
     prior = kbr.embed(kbr.Delta(), jnp.arange(3), jnp.asarray([0.2, 0.7, 0.1]))
     likelihood = counts / counts.sum(1, keepdims=True) * np.array([0.2, 0.7, 0.1])[:, None]
     for method, options, truth in (
         ("conditional", {}, counts / counts.sum(0)),
-        ("bayes", {"posterior_regularizer": 1e-14, "prior": prior}, likelihood / likelihood.sum(0)),
-        (
-            "importance",
-            {"posterior_regularizer": 1e-9, "prior": prior},
-            likelihood / likelihood.sum(0),
-        ),
+        ("bayes", {"delta": 1e-14, "prior": prior}, likelihood / likelihood.sum(0)),
+        ("importance", {"delta": 1e-9, "prior": prior}, likelihood / likelihood.sum(0)),
     ):
-        fitted = kbr.fit_posterior(
-            kbr.Delta(), kbr.Delta(), simulations, method=method, regularizer=1e-10, **options
-        )
-        posterior = fitted.posterior(jnp.arange(2))
+        kernels = kbr.Delta(), kbr.Delta()
+        rule = fit(method, epsilon=1e-10, simulations=simulations, kernels=kernels, **options)
+        posterior = rule(jnp.arange(2))
         found = [
             [float(np.sum(np.asarray(row)[parameters == t])) for row in posterior.weights]
             for t in range(3)
@@ -157,7 +147,7 @@ def gaussian_posteriors(key):
 
     Second prior N(.5, .5). Posterior means, intervals and masses of the methods.
     """
-    sims = kbr.simulate(
+    sims = kbr.likelihood_free.simulate(
         lambda k, t: t + float(np.sqrt(0.5)) * jax.random.normal(k, (1,)),
         lambda k: jax.random.normal(k, (1,)),
         600,
@@ -183,7 +173,7 @@ def gaussian_posteriors(key):
         model = fit(
             method, h=0.5, c=0.7, epsilon=1e-3, delta=delta, prior=prior, simulations=sims, **ranks
         )
-        posterior = model.posterior(seen)
+        posterior = model(seen)
         found[name] = kbr.mean(posterior), *kbr.credible_interval(posterior, 0.8), posterior.mass
     return seen, found
 
@@ -217,18 +207,18 @@ def test_intervals_cover():
 
         first, second = jax.random.split(key)
         sims, tests = (
-            kbr.simulate(noisy, prior, 800, key=first),
-            kbr.simulate(noisy, prior, 1000, key=second),
+            kbr.likelihood_free.simulate(noisy, prior, 800, key=first),
+            kbr.likelihood_free.simulate(noisy, prior, 1000, key=second),
         )
         model = fit("conditional", c=0.5, epsilon=1e-3, simulations=sims, landmarks_data=LINE)
-        low, high = kbr.credible_interval(model.posterior(tests.data), 0.8)
+        low, high = kbr.credible_interval(model(tests.data), 0.8)
         return jnp.mean((low <= tests.parameters) & (tests.parameters <= high))
 
     assert abs(float(covered(jax.random.key(3))) - 0.8) < 0.05
 
 
 def test_herded_samples_stand_for_the_posterior():
-    posterior = fit("conditional").posterior(jnp.asarray(DATA[3]))
+    posterior = fit("conditional")(jnp.asarray(DATA[3]))
     samples = kbr.herd(posterior, count=40).embedding
     assert float(jnp.max(jnp.abs(kbr.mean(samples) - kbr.mean(posterior)))) < 0.15
 
@@ -237,9 +227,7 @@ def test_herded_samples_stand_for_the_posterior():
 def test_gradients_by_finite_differences(method):
     @jax.jit
     def loss(p):
-        posterior = fit(
-            method, *p, landmarks_data=kbr.given_landmarks(jnp.asarray(DATA[:8]))
-        ).posterior(SEEN)
+        posterior = fit(method, *p, landmarks_data=kbr.given_landmarks(jnp.asarray(DATA[:8])))(SEEN)
         return jnp.sum(kbr.mean(posterior)[:, 0] ** 2)
 
     start = jnp.asarray([H, C, EPSILON, DELTA])
@@ -261,11 +249,15 @@ def test_simulations_do_not_depend_on_the_batch():
         first, second = jax.random.split(key)
         return jax.random.uniform(first), jax.random.normal(second)
 
-    sims = kbr.simulate(simulator, prior, 10, key=jax.random.key(0))
+    sims = kbr.likelihood_free.simulate(simulator, prior, 10, key=jax.random.key(0))
     for batch in (3, 10, 50):
         for one, other in zip(
             jax.tree.leaves(sims),
-            jax.tree.leaves(kbr.simulate(simulator, prior, 10, key=jax.random.key(0), batch=batch)),
+            jax.tree.leaves(
+                kbr.likelihood_free.simulate(
+                    simulator, prior, 10, key=jax.random.key(0), batch_size=batch
+                )
+            ),
             strict=True,
         ):
             close(one, other, 1e-12)
@@ -277,14 +269,15 @@ def test_simulations_do_not_depend_on_the_batch():
 def test_parameters_and_data_of_several_parts():
     """Arrays of a NumPy simulator, parameters and data as tuples."""
     pairs = kbr.TensorProduct((kbr.Gaussian(1.0), kbr.Gaussian(2.0)))
-    simulations = kbr.Simulations((THETA[:, 0], THETA[:, 1:]), (DATA[:, 0], DATA[:, 1:]))
+    simulations = kbr.likelihood_free.Simulations(
+        (THETA[:, 0], THETA[:, 1:]), (DATA[:, 0], DATA[:, 1:])
+    )
 
     @jax.jit
     def intervals(simulations):
-        options = {"method": "bayes", "regularizer": 0.1, "posterior_regularizer": 0.1}
-        posterior = kbr.fit_posterior(pairs, pairs, simulations, **options).posterior(
-            (SEEN[:, 0], SEEN[:, 1:])
-        )
+        options = {"epsilon": 0.1, "delta": 0.1, "kernels": (pairs, pairs)}
+        rule = fit("bayes", simulations=simulations, **options)
+        posterior = rule((jnp.asarray(SEEN[:, 0]), jnp.asarray(SEEN[:, 1:])))
         return kbr.credible_interval(posterior, 0.9, lambda point: point[0] + point[1][0])
 
     low, high = intervals(simulations)

@@ -37,18 +37,18 @@ def test_conditional_embedding(kind):
     padded = kbr.fit_conditional(K, K, *BROKEN, regularizer=1e-2, mask=MASK, **LANDMARKS[kind])
     model = kbr.fit_conditional(K, K, X[KEPT], Y[KEPT], regularizer=1e-2, **LANDMARKS[kind])
     prior = kbr.embed(K, X[:3])
-    options = {"regularizer": 1e-3, "clip": True, "truncation": 0.1, "normalize": True}
+    options = {"regularizer": 1e-3, "clipping": kbr.Clipping(truncation=0.1)}
 
     @eqx.filter_jit
     def embeddings(m):
         return (
             kbr.condition(m, X[0]),
             kbr.condition_centered(m, X[:2]),
-            kbr.condition_centered(m, X[:2], form="printed"),
+            kbr.condition_centered(m, X[:2], estimator="song2009"),
             kbr.sum_rule(m, prior),
             kbr.bayes_rule(m, prior, NEW, **options),
-            kbr.bayes_rule(m, prior, NEW, form="importance", **options),
-            kbr.bayes_rule(m, prior, NEW, form="a", **options),
+            kbr.bayes_rule(m, prior, NEW, estimator="importance", **options),
+            kbr.bayes_rule(m, prior, NEW, estimator="prior", **options),
         )
 
     (*found, on_prior), (*expected, expected_on_prior) = embeddings(padded), embeddings(model)
@@ -58,10 +58,12 @@ def test_conditional_embedding(kind):
     close(on_prior.weights, expected_on_prior.weights)
 
 
-@pytest.mark.parametrize(("form", "landmarks"), [("a", None), ("b", 6), ("importance", None)])
-def test_filter(form, landmarks):
+@pytest.mark.parametrize(
+    ("estimator", "landmarks"), [("prior", None), ("pairs", 6), ("importance", None)]
+)
+def test_filter(estimator, landmarks):
     def fit(states, observations, successors, mask=None):
-        return kbr.KernelBayesFilter.fit(
+        filt = kbr.fit_filter(
             K,
             K,
             states,
@@ -70,17 +72,20 @@ def test_filter(form, landmarks):
             mask=mask,
             regularizer=1e-2,
             posterior_regularizer=1e-3,
-            transition="two-inverse",
-            form=form,
+            shift=False,
+            estimator=estimator,
             landmarks_states=landmarks,
             landmarks_observations=landmarks,
-            recovery=None if form == "a" else kbr.Recovery(marginal_share=0.1),
         )
+        if estimator == "prior":
+            return filt
+        reset = kbr.experimental.reset_filter
+        return reset(filt, observation_regularizer=1e-2, marginal_share=0.1)
 
     after = X[::-1]
     padded, filt = fit(*BROKEN, after, MASK), fit(X[KEPT], Y[KEPT], after[KEPT])
-    weights = kbr.filter(padded, NEW).weights
-    close(weights[:, KEPT], kbr.filter(filt, NEW).weights)
+    weights = kbr.run_filter(padded, NEW).weights
+    close(weights[:, KEPT], kbr.run_filter(filt, NEW).weights)
     assert not np.any(np.delete(weights, KEPT, axis=1))
 
 
@@ -90,12 +95,10 @@ def test_a_padded_sequence_is_the_shorter_sequence():
         count = 12
         observations, extra = Y[:-1], states.shape[0] - (N - 1)
         mask = jnp.arange(states.shape[0]) < count + extra
-        filt = kbr.KernelBayesFilter.fit(
-            K, K, states[: count + extra], observations[:count], **options
-        )
-        padded = kbr.KernelBayesFilter.fit(K, K, states, observations, mask=mask, **options)
+        filt = kbr.fit_filter(K, K, states[: count + extra], observations[:count], **options)
+        padded = kbr.fit_filter(K, K, states, observations, mask=mask, **options)
         used = count - 1 + extra
-        close(kbr.filter(padded, NEW).weights[:, :used], kbr.filter(filt, NEW).weights)
+        close(kbr.run_filter(padded, NEW).weights[:, :used], kbr.run_filter(filt, NEW).weights)
 
 
 def test_sizes_share_one_program():
@@ -104,15 +107,15 @@ def test_sizes_share_one_program():
     @eqx.filter_jit
     def run(x, y, mask):
         traces.append(None)
-        filt = kbr.KernelBayesFilter.fit(
+        filt = kbr.fit_filter(
             K, K, x, y, successors=x[::-1], mask=mask, regularizer=1e-2, posterior_regularizer=1e-3
         )
-        return kbr.filter(filt, NEW).weights
+        return kbr.run_filter(filt, NEW).weights
 
     for count in (5, 12, 20):
         mask = jnp.arange(N) < count
         weights = run(X, Y, mask)
-        filt = kbr.KernelBayesFilter.fit(
+        filt = kbr.fit_filter(
             K,
             K,
             X[:count],
@@ -121,18 +124,18 @@ def test_sizes_share_one_program():
             regularizer=1e-2,
             posterior_regularizer=1e-3,
         )
-        close(weights[:, :count], kbr.filter(filt, NEW).weights)
+        close(weights[:, :count], kbr.run_filter(filt, NEW).weights)
     assert len(traces) == 1
 
 
 def test_sequences_of_unequal_length_in_one_batch():
-    filt = kbr.KernelBayesFilter.fit(K, K, X, Y, regularizer=1e-2, posterior_regularizer=1e-3)
+    filt = kbr.fit_filter(K, K, X, Y, regularizer=1e-2, posterior_regularizer=1e-3)
     lengths = jnp.asarray([6, 4, 1])
     batch = jnp.where(jnp.arange(6)[None, :, None] < lengths[:, None, None], NEW[None], jnp.nan)
     observed = jnp.arange(6)[None] < lengths[:, None]
-    steps = jax.vmap(lambda o, m: kbr.filter(filt, o, observed=m))(batch, observed)
+    steps = jax.vmap(lambda o, m: kbr.run_filter(filt, o, observed=m))(batch, observed)
     for weights, length in zip(steps.weights, lengths, strict=True):
-        close(weights[:length], kbr.filter(filt, NEW[:length]).weights)
+        close(weights[:length], kbr.run_filter(filt, NEW[:length]).weights)
     assert bool(jnp.all(jnp.isfinite(steps.weights)))
 
 
@@ -143,3 +146,17 @@ def test_bad_masks():
         kbr.fit_conditional(K, K, X, Y, regularizer=1e-2, mask=jnp.ones(3, bool))
     with pytest.raises(ValueError, match="give no `mask` with it"):
         kbr.fit_conditional(K, K, X, Y, regularizer=1e-2, mask=MASK, solver=kbr.ConjugateGradient())
+
+
+def test_the_filter_of_2009_takes_a_mask():
+    after = X[::-1]
+
+    def weights(states, observations, successors, mask=None):
+        filt = kbr.fit_conditional_embedding_filter(
+            K, K, states, observations, successors=successors, regularizer=1e-2, mask=mask
+        )
+        return kbr.run_filter(filt, NEW).weights
+
+    padded, exact = weights(*BROKEN, after, MASK), weights(X[KEPT], Y[KEPT], after[KEPT])
+    close(padded[:, KEPT], exact)
+    assert not np.any(np.delete(padded, KEPT, axis=1))

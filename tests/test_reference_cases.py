@@ -50,19 +50,24 @@ def test_discrete_sum_rule(landmarks):
     prior = kbr.embed(kbr.Delta(), jnp.arange(2), jnp.asarray(inputs["pi"]))
     tolerance = case["tol"] * (1 if landmarks is None else 10)
     close(by_class(kbr.sum_rule(model, prior).weights, x, 3), case["expected"]["q"], tolerance)
-    close(
-        by_class(kbr.sum_rule(model, prior, form="b").weights, x, 3),
-        case["expected"]["q"],
-        tolerance,
-    )
+    # Form (b) of the sum rule holds the same weights, those of the chain rule on the pairs.
+    close(by_class(kbr.chain_rule(model, prior).weights, x, 3), case["expected"]["q"], tolerance)
 
 
-@pytest.mark.parametrize("form", ["a", "b"])
-def test_discrete_chain_rule(form):
+def as_printed(estimator):
+    """The rule of the paper: prior weights as they are, clipped only where they must be."""
+    return {
+        "estimator": estimator,
+        "clipping": kbr.Clipping(estimator == "importance", 0.0, False),
+    }
+
+
+@pytest.mark.parametrize("estimator", ["prior", "pairs"])
+def test_discrete_chain_rule(estimator):
     case = RULES["T2_discrete_chain_rule"]
     model = fit_table(case["inputs"]["counts"], case["inputs"]["lam"])
     prior = kbr.embed(kbr.Delta(), jnp.arange(2), jnp.asarray(case["inputs"]["pi"]))
-    joint = kbr.chain_rule(model, prior, form=form)
+    joint = kbr.chain_rule(model, prior, estimator=estimator)
     table = [
         [kbr.joint_expectation(joint, indicator(j), indicator(i)) for j in range(2)]
         for i in range(3)
@@ -70,13 +75,13 @@ def test_discrete_chain_rule(form):
     close(table, case["expected"]["Q"], case["tol"])
 
 
-@pytest.mark.parametrize("form", ["a", "b", "importance"])
-def test_discrete_bayes_rule(form):
+@pytest.mark.parametrize("estimator", ["prior", "pairs", "importance"])
+def test_discrete_bayes_rule(estimator):
     case = RULES["T3_discrete_bayes_rule"]
     model = fit_table(case["inputs"]["counts"], case["inputs"]["lam"])
     prior = kbr.embed(kbr.Delta(), jnp.arange(2), jnp.asarray(case["inputs"]["pi"]))
     posterior = kbr.bayes_rule(
-        model, prior, jnp.arange(3), regularizer=case["inputs"]["dtil"], form=form
+        model, prior, jnp.arange(3), regularizer=case["inputs"]["dtil"], **as_printed(estimator)
     )
     table = [by_class(w, posterior.points, 2) for w in posterior.weights]
     close(table, case["expected"]["posterior"], case["tol"])
@@ -96,7 +101,7 @@ def test_centred_2009_form_two_classes():
     case = RULES["T6_cme_centred_two_class"]
     x, y = table_sample(case["inputs"]["counts"])
     model = kbr.fit_conditional(kbr.Delta(), kbr.Delta(), y, x, regularizer=case["inputs"]["lam"])
-    weights = kbr.condition_centered(model, jnp.asarray(0), form="printed").weights
+    weights = kbr.condition_centered(model, jnp.asarray(0), estimator="song2009").weights
     expected = np.where(np.asarray(y) == 0, case["expected"]["w_in"], case["expected"]["w_out"])
     close(weights, expected, case["tol"])
     close(by_class(weights, y, 2), case["expected"]["class_sums"], case["tol"])
@@ -108,7 +113,9 @@ def test_centred_2009_form_three_classes_and_the_affine_form():
     model = kbr.fit_conditional(kbr.Delta(), kbr.Delta(), x, y, regularizer=case["inputs"]["lam"])
     expected = np.asarray(case["expected"]["w_per_class"])[np.asarray(x)]
     close(
-        kbr.condition_centered(model, jnp.asarray(0), form="printed").weights, expected, case["tol"]
+        kbr.condition_centered(model, jnp.asarray(0), estimator="song2009").weights,
+        expected,
+        case["tol"],
     )
 
     affine = RULES["T6c_centred_with_mean"]["expected"]
@@ -136,8 +143,8 @@ def test_conditional_embedding_with_gaussian_kernel():
     query = jnp.asarray(case["inputs"]["x"])
     close(kbr.condition(model, query).weights, case["expected"]["w"], case["tol"])
     close(
-        kbr.condition_centered(model, query, form="printed").weights,
-        case["expected"]["w_centered"],
+        kbr.condition_centered(model, query, estimator="song2009").weights,
+        case["expected"]["w_centred"],
         case["tol"],
     )
     close(
@@ -164,10 +171,13 @@ def test_rules_with_gaussian_kernels(landmarks):
     )
     prior = kbr.embed(kernel, jnp.asarray(inputs["Yt"]), jnp.asarray(inputs["alpha"]))
     close(kbr.sum_rule(model, prior).weights, expected["sum"], case["tol"])
-    close(kbr.chain_rule(model, prior, form="a").weights.T, expected["chain_a"], case["tol"])
+    close(
+        kbr.chain_rule(model, prior, estimator="prior").weights.T, expected["chain_a"], case["tol"]
+    )
     query = jnp.asarray(inputs["x"])
-    for form, name in (("a", "bayes_a"), ("b", "bayes_b")):
-        posterior = kbr.bayes_rule(model, prior, query, regularizer=inputs["dtil"], form=form)
+    for estimator, name in (("prior", "bayes_a"), ("pairs", "bayes_b")):
+        options = {"regularizer": inputs["dtil"], **as_printed(estimator)}
+        posterior = kbr.bayes_rule(model, prior, query, **options)
         close(posterior.weights, expected[name], case["tol"])
     weights = model.features_y.importance_posterior(
         jnp.asarray(expected["sum"]),
@@ -251,7 +261,7 @@ def test_importance_weighted_rule():
     delta = jnp.asarray(reference["delta"])
     uniform = features.importance_posterior(jnp.full(3, 1 / 3), code, delta)[0]
     close(uniform, reference["uniform"], 1e-12)
-    clipped = kbr.clean_weights(jnp.asarray(case["w2"]), clip=True, truncation=0.0, normalize=False)
+    clipped = kbr.clip_and_normalize(jnp.asarray(case["w2"]), kbr.Clipping(True, 0.0, False))
     close(features.importance_posterior(clipped, code, delta)[0], reference["clipped_w2"], 1e-12)
 
 
@@ -262,8 +272,12 @@ def test_bayes_rule_equals_the_operator_form():
     model = kbr.fit_conditional(kernel, kernel, y, x, regularizer=case["lam"] / 3)
     prior = kbr.embed(kernel, prior_points, jnp.asarray(case["alpha"]))
     query = jnp.asarray(case["phi_x_query"])
-    for form, expected in (("a", case["mu_a_operator"]), ("b", case["mu_b_operator_eq24"])):
-        posterior = kbr.bayes_rule(model, prior, query, regularizer=case["lam_tilde"], form=form)
+    for estimator, expected in (
+        ("prior", case["mu_a_operator"]),
+        ("pairs", case["mu_b_operator_eq24"]),
+    ):
+        options = {"regularizer": case["lam_tilde"], **as_printed(estimator)}
+        posterior = kbr.bayes_rule(model, prior, query, **options)
         close(posterior.weights @ posterior.points, expected, 1e-12)
 
 
@@ -334,13 +348,11 @@ def test_embedded_gaussians_have_their_closed_forms():
 
 
 @pytest.mark.parametrize("landmarks", [None, 3])
-@pytest.mark.parametrize(
-    "transition, expected", [("two-inverse", "full_equals_hmm"), ("shift", "eq35_short")]
-)
-def test_discrete_hidden_markov_model(transition, expected, landmarks):
+@pytest.mark.parametrize("shift, expected", [(False, "full_equals_hmm"), (True, "eq35_short")])
+def test_discrete_hidden_markov_model(shift, expected, landmarks):
     case = RULES["T12_discrete_hmm_filter"]
     inputs = {name: jnp.asarray(value) for name, value in case["inputs"].items()}
-    filt = kbr.KernelBayesFilter.fit(
+    filt = kbr.fit_filter(
         kbr.Delta(),
         kbr.Delta(),
         inputs["s"],
@@ -348,14 +360,12 @@ def test_discrete_hidden_markov_model(transition, expected, landmarks):
         successors=inputs["s_next"],
         regularizer=case["inputs"]["lam"],
         posterior_regularizer=case["inputs"]["dtil"],
-        transition=transition,
-        clip=False,
-        truncation=0.0,
-        normalize=False,
+        shift=shift,
+        clipping=kbr.Clipping(False, 0.0, False),
         landmarks_states=landmarks,
         landmarks_observations=landmarks,
     )
-    run = kbr.filter(filt, inputs["obs"])
+    run = kbr.run_filter(filt, inputs["obs"])
     table = np.stack([by_class(w, inputs["s"], 3) for w in run.weights])
     close(table / table.sum(1, keepdims=True), case["expected"][expected], case["tol"])
 

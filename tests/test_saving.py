@@ -35,6 +35,10 @@ def own_kernel(x, y):
     return jnp.exp(-jnp.sum(jnp.abs(x - y)))
 
 
+def own_simulator(state, key):
+    return state + 0.1 * jax.random.normal(key, state.shape)
+
+
 def own_features(view):
     return view * jnp.asarray([1.0, 2.0, 3.0])
 
@@ -51,7 +55,13 @@ class Pair(NamedTuple):
     right: Any
 
 
-OWN = {"kernel": own_kernel, "features": own_features, "OwnKernel": OwnKernel, "Pair": Pair}
+OWN = {
+    "simulator": own_simulator,
+    "kernel": own_kernel,
+    "features": own_features,
+    "OwnKernel": OwnKernel,
+    "Pair": Pair,
+}
 
 
 @functools.cache
@@ -60,47 +70,57 @@ def bayes_filter():
 
 
 def fit(**options):
-    return kbr.KernelBayesFilter.fit(G, G, STATES, VIEWS, **{**BAYES, **options})
+    return kbr.fit_filter(G, G, STATES, VIEWS, **{**BAYES, **options})
 
 
 @functools.cache
 def moments():
     centers = kbr.given_landmarks(STATES[:3])
-    maps = kbr.moment_maps(
+    maps = kbr.moments.moment_maps(
         G, G, centers, kbr.given_landmarks(VIEWS[:3]), cells=kbr.soft_partition(G, centers)
     )
-    return kbr.collect_moments(maps, STATES[:-1], VIEWS, STATES[1:])
+    return kbr.moments.collect_moments(maps, STATES[:-1], VIEWS, STATES[1:])
 
 
 def moment_filter():
-    return kbr.MomentFilter.from_moments(moments(), transition="two-inverse", **BAYES)
+    emission = kbr.moments.fit_conditional(moments(), regularizer=0.1)
+    centers = moments().maps.cells.centers
+    maps = kbr.moments.moment_maps(G, G, centers, centers)
+    transition = kbr.moments.collect_moments(maps, STATES[:-1], STATES[1:])
+    transition = kbr.moments.fit_conditional(transition, regularizer=0.1)
+    return kbr.KernelBayesFilter(emission, transition, regularizer=0.1)
 
 
-def rival_filter():
+def restarting_filter():
     """Put together by hand.
 
     What a fit computes does not matter here, and it compiles for seconds.
     """
     base, number = bayes_filter(), jnp.asarray(0.5)
-    contrast = kbr.Contrast(
+    discriminant = kbr.DiscriminantLikelihood(
         G, STATES, VIEWS[0], VIEWS.T[:, :2], VIEWS[0, :2], STATES, jnp.eye(N + 1), number, number
     )
-    features = jax.tree_util.Partial(own_features)
-    return kbr.RivalFilter(
-        base.states,
-        base.observations,
-        base,
-        contrast,
-        features,
-        kbr.mean,
-        number,
-        number,
-        jnp.asarray(1.0),
+    return kbr.CusumRestartFilter(
+        base=base,
+        discriminant=discriminant,
+        factor=base.emission.factor,
+        points=STATES,
+        template=VIEWS[0],
+        features=jax.tree_util.Partial(own_features),
+        decode=kbr.mean,
+        exclusion=number,
+        slack=number,
+        threshold=jnp.asarray(1.0),
     )
+
+
+def half_known_filter():
+    known = kbr.SimulatedTransition(own_simulator, key=jax.random.key(0), num_draws=2)
+    return kbr.KernelBayesFilter(bayes_filter().emission, known, regularizer=0.1)
 
 
 def fourier_maps():
-    return kbr.moment_maps(
+    return kbr.moments.moment_maps(
         G, G, *(kbr.random_fourier(G, 2, rank=4, key=jax.random.key(i)) for i in range(2))
     )
 
@@ -168,21 +188,27 @@ CASES = {
     "random features": fourier_maps,
     "landmarks": lambda: kbr.Landmarks(STATES[:3], jnp.asarray([True, False, True])),
     "moments": moments,
-    "moment model": lambda: kbr.fit_moments(moments(), regularizer=0.1),
+    "moment model": lambda: kbr.moments.fit_conditional(moments(), regularizer=0.1),
     "moment filter": moment_filter,
     "filter": bayes_filter,
     "filter with options": lambda: fit(
-        recovery=kbr.Recovery(0.1), max_active=3, mask=jnp.arange(N + 1) < 6
+        max_active=3, mask=jnp.arange(N + 1) < 6, clipping=kbr.Clipping(truncation=0.1)
     ),
-    "rival filter": rival_filter,
-    "posterior": lambda: kbr.fit_posterior(
-        G, G, kbr.Simulations(STATES[:-1], VIEWS), regularizer=0.1
+    "reset filter": lambda: kbr.experimental.reset_filter(
+        bayes_filter(), observation_regularizer=0.1, marginal_share=0.1
     ),
-    "approximate filter": lambda: kbr.ApproximateFilter.fit(G, G, STATES, VIEWS, regularizer=0.1),
-    "state": lambda: bayes_filter().init(),
+    "restarting filter": restarting_filter,
+    "half known filter": half_known_filter,
+    "run": lambda: kbr.run_filter(bayes_filter(), SEEN),
+    "filter of 2009": lambda: kbr.fit_conditional_embedding_filter(
+        G, G, STATES, VIEWS, regularizer=0.1
+    ),
+    "state": lambda: kbr.init_filter(bayes_filter()),
     "optimizer state": adam_state,
-    "function": lambda: (kbr.mean, kbr.KernelBayesFilter.fit, moments().maps.function),
-    "partial": lambda: jax.tree_util.Partial(kbr.clean_weights, STATES[0], clip=True),
+    "function": lambda: (kbr.mean, kbr.fit_filter, moments().maps.function),
+    "partial": lambda: jax.tree_util.Partial(
+        kbr.clip_and_normalize, STATES[0], clipping=kbr.Clipping()
+    ),
     "structure": lambda: jax.tree.structure({"a": (1, None), "b": kbr.Gaussian(1.0)}),
     "numpy": lambda: [
         np.arange(3),
@@ -285,14 +311,14 @@ def test_a_shared_array_is_stored_and_loaded_once(tmp_path):
     with zipfile.ZipFile(tmp_path / "filter") as archive:
         assert len(archive.namelist()) - 1 == len({id(leaf) for leaf in jax.tree.leaves(filt)})
     got = load(tmp_path / "filter")
-    assert got.transition_factor.upper is got.state_factor.upper
+    assert got.transition.learned.factor.upper is got.emission.factor.upper
     first, second = round_trip(tmp_path, [np.ones(3)] * 2)
     assert first is second
 
 
 def test_the_file_holds_arrays_and_text_and_no_pickle(tmp_path):
-    save(tmp_path / "rival.any", rival_filter(), functions=OWN)
-    with zipfile.ZipFile(tmp_path / "rival.any") as archive:
+    save(tmp_path / "filter.any", restarting_filter(), functions=OWN)
+    with zipfile.ZipFile(tmp_path / "filter.any") as archive:
         names = archive.namelist()
         assert archive.testzip() is None and names[0] == "structure.json"
         for name in names[1:]:
@@ -306,7 +332,7 @@ def test_the_file_holds_arrays_and_text_and_no_pickle(tmp_path):
         ["features"],
     )
     assert header["tree"]["object"][1]["decode"] == {"function": "kbr_jax:mean"}
-    assert os.listdir(tmp_path) == ["rival.any"]
+    assert os.listdir(tmp_path) == ["filter.any"]
 
 
 def test_equal_trees_give_equal_files_by_any_kind_of_path(tmp_path):
@@ -339,12 +365,12 @@ def test_loaded_in_another_process(tmp_path):
         "import sys, kbr_jax as kbr\n"
         "from kbr_jax import load, save\n"
         "filt, seen = load(sys.argv[1])\n"
-        "save(sys.argv[2], kbr.filter(filt, seen))\n"
+        "save(sys.argv[2], kbr.run_filter(filt, seen))\n"
     )
     environment = {**os.environ, "JAX_ENABLE_X64": "1"}
     arguments = [sys.executable, "-c", program, str(tmp_path / "in"), str(tmp_path / "out")]
     subprocess.run(arguments, check=True, env=environment, cwd=pathlib.Path(__file__).parent.parent)
-    assert_same(load(tmp_path / "out"), kbr.filter(filt, SEEN))
+    assert_same(load(tmp_path / "out"), kbr.run_filter(filt, SEEN))
 
 
 #: What cannot be saved, and what the message says: where it is, what it is, what to do.
@@ -354,13 +380,13 @@ REFUSED = {
         lambda: kbr.embed(own_kernel, STATES),
         r"`tree.kernel.static\[0\]` is own_kernel.*functions=",
     ),
-    "features": (rival_filter, r"`tree.features\[0\]` is own_features"),
+    "features": (restarting_filter, r"`tree.features\[0\]` is own_features"),
     "class": (lambda: (1, OwnKernel(jnp.ones(()))), r"`tree\[1\]` is an object of .*OwnKernel"),
     "named tuple": (lambda: Pair(1, 2), "`tree` is an object of .*Pair"),
     "outside": (lambda: jnp.sum, "`tree` is sum"),
     "partial": (lambda: functools.partial(kbr.mean), "`tree` is an object of functools.partial"),
     "set": (lambda: [{1}], r"`tree\[0\]` is an object of builtins.set.*take it out"),
-    "method": (lambda: bayes_filter().predict, "`tree` is .*predict|BoundMethod"),
+    "method": (lambda: bayes_filter().mean, "`tree` is .*mean|BoundMethod"),
     "objects": (lambda: np.asarray([None]), "`tree` is an array of object"),
     "foreign bytes": (lambda: np.ones(2, ">f8"), "`tree` is an array of >f8"),
 }

@@ -286,7 +286,7 @@ def test_a_filter_learns_from_its_validation_loss():
     states, seen = jnp.asarray(states), jnp.asarray(seen)
 
     def loss(p):
-        filt = kbr.KernelBayesFilter.fit(
+        filt = kbr.fit_filter(
             kbr.Gaussian(p["h"]),
             kbr.Gaussian(p["c"]),
             states[:41],

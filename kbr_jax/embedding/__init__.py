@@ -18,7 +18,7 @@ from ._embedding import expectation as expectation
 from ._embedding import guarded_sum as guarded_sum
 from ._embedding import inner as inner
 from ._embedding import mean as mean
-from ._embedding import mix as mix
+from ._embedding import mixture as mixture
 from ._embedding import norm as norm
 from ._embedding import normalize as normalize
 from ._embedding import normalized as normalized

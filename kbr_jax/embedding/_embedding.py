@@ -126,7 +126,7 @@ def norm(embedding: Embedding) -> Float[Array, "*batch"]:
     return safe_sqrt(squared_norm(embedding))
 
 
-def mix(embeddings: Sequence[Embedding], shares: ArrayLike) -> Embedding:
+def mixture(embeddings: Sequence[Embedding], shares: ArrayLike) -> Embedding:
     r"""The mixture $\sum_c \pi_c \mu_c$, on the concatenated samples.
 
     **Arguments:** `embeddings` in one RKHS (the kernel of the first is kept), unbatched; `shares`

@@ -38,8 +38,10 @@ class ResetFilter(AbstractFilter):
     def init(self, prior: Embedding | None) -> KernelBayesState:
         return self.base.init(prior)
 
-    def encode(self, observations: Points, observed: ArrayLike | None) -> tuple[Any, Array]:
-        return self.base.encode(observations, observed)
+    def encode(
+        self, observations: Points, observed: ArrayLike | None, name: str = "observations"
+    ) -> tuple[Any, Array]:
+        return self.base.encode(observations, observed, name)
 
     def encode_controls(self, controls: Points | None, count: int) -> Any:
         return self.base.encode_controls(controls, count)

@@ -241,7 +241,7 @@ class LazyGram(AbstractGram):
     preconditioner: Float[Array, "n r"] | None
 
     @property
-    def coordinates(self) -> Float[Array, "n r"]:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def matrix(self) -> Float[Array, "n r"]:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The Gram matrix, formed anew."""
         return self.kernel.gram(self.points, self.points)
 
@@ -287,5 +287,5 @@ def lazy_gram(kernel: AbstractKernel, points: Points, settings: ConjugateGradien
     coordinates = None
     if landmarks is not None:
         coordinates = landmark_features(*lax.stop_gradient((kernel, points, landmarks))).matrix
-    # pyright counts the property `coordinates` among the fields.
+    # pyright counts the property `matrix` among the fields.
     return LazyGram(kernel, points, None, settings, coordinates)  # pyright: ignore[reportCallIssue]

@@ -52,7 +52,9 @@ class AbstractFilter(eqx.Module):
         """State before the first observation."""
 
     @abc.abstractmethod
-    def encode(self, observations: Points, observed: ArrayLike | None) -> tuple[Any, Array]:
+    def encode(
+        self, observations: Points, observed: ArrayLike | None, name: str = "observations"
+    ) -> tuple[Any, Array]:
         """What `update` needs of each of m checked observations; the mask of those made."""
 
     @abc.abstractmethod
@@ -140,7 +142,7 @@ def filter_step(
     observation, control = (
         jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], part) for part in (observation, control)
     )
-    codes, mask = filt.encode(observation, jnp.asarray(observed)[None])
+    codes, mask = filt.encode(observation, jnp.asarray(observed)[None], "observation")
     controls = filt.encode_controls(control, 1)
     return filt.update(state, *take((codes, controls, mask), 0))
 
@@ -165,7 +167,10 @@ def init_from_observation(
     observation, control = (
         jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], part) for part in (observation, control)
     )
-    codes, controls = filt.encode(observation, None)[0], filt.encode_controls(control, 1)
+    codes, controls = (
+        filt.encode(observation, None, "observation")[0],
+        filt.encode_controls(control, 1),
+    )
     weights, prior, value = filt.start(
         take(codes, 0), as_positive(regularizer, "regularizer", scalar=True)
     )

@@ -65,8 +65,10 @@ class CusumRestartFilter(AbstractFilter):
     def _fresh(self, state: KernelBayesState) -> CusumState:
         return CusumState(state, jnp.zeros((), state.weights.dtype))
 
-    def encode(self, observations: Points, observed: ArrayLike | None) -> tuple[Any, Array]:
-        codes, observed = self.base.encode(observations, observed)
+    def encode(
+        self, observations: Points, observed: ArrayLike | None, name: str = "observations"
+    ) -> tuple[Any, Array]:
+        codes, observed = self.base.encode(observations, observed, name)
         filled = fill(jax.tree.map(jnp.asarray, observations), observed, self.template)
         return (codes, self.discriminant.project(jax.vmap(self.features)(filled))), observed
 

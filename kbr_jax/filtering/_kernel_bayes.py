@@ -195,8 +195,10 @@ class KernelBayesFilter(AbstractFilter):
             return own, own, value
         return self._regress_on_successors(emission.embed_x(own)), own, value
 
-    def encode(self, observations: Points, observed: ArrayLike | None) -> tuple[Any, Array]:
-        return self.emission.observe(observations, observed)
+    def encode(
+        self, observations: Points, observed: ArrayLike | None, name: str = "observations"
+    ) -> tuple[Any, Array]:
+        return self.emission.observe(observations, observed, name)
 
     def encode_controls(self, controls: Points | None, count: int) -> Any:
         return self.transition.encode_controls(controls, count)
@@ -274,6 +276,8 @@ def fit_filter(
     states, observations, successors, mask = as_transitions(
         states, observations, successors, 0, mask
     )
+    kernel_states.check(states, "states")
+    kernel_observations.check(observations, "observations")
     emission = fit_conditional(
         kernel_states,
         kernel_observations,
@@ -284,8 +288,11 @@ def fit_filter(
         landmarks_y=landmarks_observations,
         mask=mask,
     )
+    delta = as_regularizer(
+        posterior_regularizer, "posterior_regularizer", emission.features_x.dtype
+    )
     # The transition shares states, features and ridge with the emission.
     moved = emission.features_x.at(successors)
     transition = eqx.tree_at(lambda model: model.features_y, emission, moved)
     options = {"shift": options.get("estimator") != "prior", **options}
-    return KernelBayesFilter(emission, transition, regularizer=posterior_regularizer, **options)
+    return KernelBayesFilter(emission, transition, regularizer=delta, **options)

@@ -241,8 +241,10 @@ class KnownLikelihood(AbstractSampleEmission):
     factor: AbstractFactor
     log_likelihood: Callable
 
-    def observe(self, observations: Points, observed: ArrayLike | None) -> tuple[Any, Array]:
-        observations = as_points(observations, "observations")
+    def observe(
+        self, observations: Points, observed: ArrayLike | None, name: str = "observations"
+    ) -> tuple[Any, Array]:
+        observations = as_points(observations, name)
         observed = as_mask(observed, size(observations), "observed")
         first = take(observations, jnp.argmax(observed))
         filled = fill(observations, observed, first)

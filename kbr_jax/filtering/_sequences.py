@@ -1,6 +1,8 @@
 """Training sequences as triples, and delay embeddings of observations."""
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._checks import (
     as_count,
@@ -31,6 +33,7 @@ def as_transitions(
     given with `successors`. A triple of a sequence counts if the mask `[number of states]` is True
     at its state and at its successor.
     """
+    _check_one_sequence(states, observations)
     states, observations = as_points(states, "states"), as_points(observations, "observations")
     if mask is not None:
         mask = as_mask(mask, size(states), "mask")
@@ -66,6 +69,24 @@ def as_transitions(
         )
     )
     return states, observations, successors, mask
+
+
+def _check_one_sequence(states: Points, observations: Points) -> None:
+    """Raise a `ValueError` for several trajectories given as if they were one sequence."""
+    remedy = (
+        "holds several trajectories. Concatenate them along time, and pass the `successors` of their "
+        "states: the last state of each trajectory has none."
+    )
+    if isinstance(states, list):
+        raise ValueError(f"`states` is a list and {remedy}")
+    shapes = [
+        np.shape(p) if isinstance(p, (jax.Array, np.ndarray)) else ()
+        for p in (states, observations)
+    ]
+    if all(len(shape) >= 3 for shape in shapes) and shapes[0][0] == shapes[1][0]:
+        square = all(len(shape) == 3 and shape[1] == shape[2] for shape in shapes)
+        if 1 < shapes[1][1] and shapes[0][1] - shapes[1][1] in (0, 1) and not square:
+            raise ValueError(f"`states` has shape {list(shapes[0])}: it {remedy}")
 
 
 def delay_embedding(

@@ -89,11 +89,13 @@ class ConditionalEmbeddingFilter(AbstractFilter):
         factor = features.ridge(self.regularizer)
         return ConditionalEmbedding(features, features, self.regularizer, factor)
 
-    def encode(self, observations: Points, observed: ArrayLike | None) -> tuple[Any, Array]:
+    def encode(
+        self, observations: Points, observed: ArrayLike | None, name: str = "observations"
+    ) -> tuple[Any, Array]:
         features = self.observations
-        observations = as_points(observations, "observations")
-        check_alike(observations, "observations", features.points, "training observations")
-        features.kernel.check(observations, "observations")
+        observations = as_points(observations, name)
+        check_alike(observations, name, features.points, "training observations")
+        features.kernel.check(observations, name)
         observed = as_mask(observed, size(observations), "observed")
         filled = fill(like(observations, features.points), observed, take(features.points, 0))
         return features.coordinates(filled), observed

@@ -74,9 +74,8 @@ class MomentModel(AbstractConditional):
 
     def sample(self) -> tuple[AbstractFeatures, AbstractFeatures]:
         raise ValueError(
-            "This needs the training pairs, which moments do not hold: use "
-            "`kbr_jax.fit_conditional` "
-            "with landmarks, or for a loss held-out pairs."
+            "This needs the training pairs, which moments do not hold. For a loss use "
+            "`regression_loss` on held-out pairs, else `kbr_jax.fit_conditional` with landmarks."
         )
 
     def mass(self, weights: Float[Array, "*b K"]) -> Float[Array, "*b K"]:

@@ -158,7 +158,8 @@ def fit_conditional(
         mask = as_mask(mask, size(x), "mask")
         if solver is not None:
             raise ValueError(
-                "A `mask` is for many small problems, a `solver` for one large one: give one."
+                "Padding is for many small problems, a `solver` for one large one: give no `mask` "
+                "with it."
             )
     x, y = check_finite(without_padding(x, mask), "x"), check_finite(without_padding(y, mask), "y")
     kernel_x.check(x, "x")

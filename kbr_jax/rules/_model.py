@@ -46,7 +46,9 @@ class AbstractEmission(eqx.Module):
         """Weights clipped, truncated and normalized."""
 
     @abc.abstractmethod
-    def observe(self, observations: Points, observed: ArrayLike | None) -> tuple[Any, Array]:
+    def observe(
+        self, observations: Points, observed: ArrayLike | None, name: str = "observations"
+    ) -> tuple[Any, Array]:
         """Coordinates of m checked observations, and the mask of those that were made."""
 
     @abc.abstractmethod
@@ -184,12 +186,14 @@ class AbstractConditional(AbstractEmission):
     def embed_prior_and_y(self, prior: Embedding) -> JointEmbedding:
         """The joint embedding on the prior's points x training y."""
 
-    def observe(self, observations: Points, observed: ArrayLike | None) -> tuple[Any, Array]:
+    def observe(
+        self, observations: Points, observed: ArrayLike | None, name: str = "observations"
+    ) -> tuple[Any, Array]:
         """See `AbstractEmission`."""
         features = self.features_y
-        observations = as_points(observations, "observations")
-        check_alike(observations, "observations", features.points, "training observations")
-        features.kernel.check(observations, "observations")
+        observations = as_points(observations, name)
+        check_alike(observations, name, features.points, "training observations")
+        features.kernel.check(observations, name)
         observed = as_mask(observed, size(observations), "observed")
         filled = fill(like(observations, features.points), observed, take(features.points, 0))
         return self.features_y.coordinates(filled).astype(self.features_x.dtype), observed

@@ -6,7 +6,6 @@ from ._cross_validation import grid_search as grid_search
 from ._losses import filter_loss as filter_loss
 from ._losses import leave_out_loss as leave_out_loss
 from ._losses import marginal_loss as marginal_loss
-from ._losses import mmd_loss as mmd_loss
 from ._losses import mmd_power as mmd_power
 from ._losses import regression_loss as regression_loss
 from ._saving import load as load

@@ -318,21 +318,6 @@ def _squared_errors(estimates: Points, states: Points) -> Float[Array, " T"]:
     return jnp.sum((found - true) ** 2, axis=-1)
 
 
-def mmd_loss(predicted: Embedding, sample: Points, *, kernel: Any) -> Float[Array, "*batch"]:
-    r"""Squared MMD between a prediction (of the sum rule, a filter, extrapolation) and a sample of
-    what
-    happened.
-
-    **Arguments:** `predicted`, weights `[..., n]`; `sample` `[m, ...]`; `kernel` of the points,
-    fixed. **Returns:** `[...]`; cost O((n + m)^2 d). **Raises:** `ValueError` for a sample of
-    another kind.
-    """
-    kernel = as_kernel(kernel)
-    return squared_mmd(
-        Embedding(kernel, predicted.points, predicted.weights), embed(kernel, sample)
-    )
-
-
 def mmd_power(kernel: Any, x: Points, y: Points, *, floor: ArrayLike = 1e-8) -> Float[Array, ""]:
     r"""Criterion of the asymptotic power of the MMD test (Liu et al. 2020, eq 3 to 5); maximize it
     over
