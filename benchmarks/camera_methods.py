@@ -15,7 +15,7 @@ import kbr_jax as kbr
 
 from . import camera
 
-Form = Literal["a", "b", "importance"]
+Estimator = Literal["pairs", "importance"]
 RANK = 300
 CHUNK = 100
 
@@ -32,23 +32,25 @@ class Track(NamedTuple):
 
 
 def run_filter(
-    filt: kbr.AbstractSampleFilter,
+    filt: kbr.AbstractFilter,
     frames: np.ndarray,
     prior=None,
     tick: Callable[[int], Any] | None = None,
 ) -> Track:
     """Filter the frames in chunks, timing each; the median chunk leaves the compilation out."""
-    state, weights, times = filt.init(prior), [], []
+    state, weights, times = kbr.init_filter(filt, prior), [], []
     for start in range(0, len(frames), CHUNK):
         begin = time.perf_counter()
-        state, steps = kbr.advance(filt, state, frames[start : start + CHUNK])
-        weights.append(np.asarray(jax.block_until_ready(steps.weights)))
+        run = kbr.run_filter(filt, frames[start : start + CHUNK], state=state)
+        state = run.state
+        weights.append(np.asarray(jax.block_until_ready(run.weights)))
         times.append((time.perf_counter() - begin) / len(weights[-1]))
         if tick:
             tick(len(weights[-1]))
     stacked = np.concatenate(weights)
-    estimates = np.asarray(kbr.decode_rotation(filt.belief(jnp.asarray(stacked))))
-    return Track(estimates, 1e3 * float(np.median(times)), stacked, np.asarray(filt.support))
+    beliefs = filt.embed(jnp.asarray(stacked))
+    estimates = np.asarray(kbr.decode_rotation(beliefs))
+    return Track(estimates, 1e3 * float(np.median(times)), stacked, np.asarray(beliefs.points))
 
 
 def frame_kernel(frames: np.ndarray, scale: float) -> kbr.Gaussian:
@@ -66,36 +68,32 @@ def kernel_bayes(
     c,
     epsilon,
     delta,
-    form: Form = "b",
+    estimator: Estimator = "pairs",
     truncation=0.02,
     clip=True,
-    observation_regularizer: float | None = None,
 ):
     """The kernel Bayes filter.
 
     `h` is the chordal bandwidth, None for the trace kernel, `c` that of frames in medians.
     """
-    return kbr.KernelBayesFilter.fit(
+    return kbr.fit_filter(
         kbr.Trace() if h is None else kbr.ChordalGaussian(h),
         frame_kernel(frames, c),
         rotations,
         frames,
         regularizer=epsilon,
         posterior_regularizer=delta,
-        observation_regularizer=observation_regularizer,
         landmarks_states=9 if h is None else RANK,
         landmarks_observations=RANK,
-        form=form,
-        clip=clip,
-        truncation=truncation if clip else 0.0,
-        normalize=clip,
+        estimator=estimator,
+        clipping=kbr.Clipping(clip, truncation if clip else 0.0, clip),
         max_active=800 if clip else None,
     )
 
 
 def approximate(rotations, frames, *, h, c, epsilon):
     """The filter of 2009."""
-    return kbr.ApproximateFilter.fit(
+    return kbr.fit_conditional_embedding_filter(
         kbr.ChordalGaussian(h),
         frame_kernel(frames, c),
         rotations,
@@ -117,9 +115,11 @@ def ridge(rotations, frames, tests, *, c, epsilon, window=1) -> np.ndarray:
     return np.asarray(kbr.nearest_rotation(kbr.conditional_expectation(model, lambda r: r, query)))
 
 
-FILTERS: dict[str, Callable[..., kbr.AbstractSampleFilter]] = {
+FILTERS: dict[str, Callable[..., kbr.AbstractFilter]] = {
     "kernel Bayes filter (b), clipped, truncated": kernel_bayes,
-    "importance-weighted, truncated": lambda r, f, **p: kernel_bayes(r, f, form="importance", **p),
+    "importance-weighted, truncated": lambda r, f, **p: kernel_bayes(
+        r, f, estimator="importance", **p
+    ),
     "as in the papers, Gaussian kernel": lambda r, f, **p: kernel_bayes(r, f, clip=False, **p),
     "as in the papers, trace kernel": lambda r, f, **p: kernel_bayes(r, f, h=None, clip=False, **p),
     "2009 filter": approximate,

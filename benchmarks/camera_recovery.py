@@ -47,9 +47,13 @@ TRACKER: dict[str, Any] = {
     "c": 1.0,
     "epsilon": 1e-2,
     "delta": 1e-6,
-    "observation_regularizer": 1e-3,
 }
-CHALLENGE: dict[str, Any] = {"regularizer": 1e-7, "drift": 3.0, "threshold": 8.0}
+CHALLENGE: dict[str, Any] = {
+    "regularizer": 1e-7,
+    "observation_regularizer": 1e-3,
+    "slack": 3.0,
+    "threshold": 8.0,
+}
 
 
 class ColorHistogram(eqx.Module):
@@ -109,19 +113,21 @@ def sighting(clear: np.ndarray, start: int) -> int | None:
     return None
 
 
-def recover(filt: kbr.RivalFilter, data: camera.Camera, start: int, clear: np.ndarray) -> dict:
+def recover(
+    filt: kbr.CusumRestartFilter, data: camera.Camera, start: int, clear: np.ndarray
+) -> dict:
     """Run from a wrong start until the filter is on the true side, or the time allowed is over."""
     truth, tests = data.part(camera.SPLIT, 2 * camera.SPLIT)
     seen = sighting(clear, start)
     last = len(tests) - 1 if seen is None else min(seen + WITHIN, len(tests) - 1)
-    state = filt.init(prior_around(HALF_TURN @ truth[start], data.rotations[: camera.SPLIT]))
+    prior = prior_around(HALF_TURN @ truth[start], data.rotations[: camera.SPLIT])
+    state = kbr.init_filter(filt, prior)
     back = None
     for begin in range(start, last + 1, CHUNK):
         part = slice(begin, begin + CHUNK)
-        state, steps = kbr.advance(filt, state, tests[part])
-        errors = camera.frobenius(
-            np.asarray(kbr.decode_rotation(filt.belief(steps.weights))), truth[part]
-        )
+        run = kbr.run_filter(filt, tests[part], state=state)
+        state, estimates = run.state, kbr.decode_rotation(kbr.belief(filt, run))
+        errors = camera.frobenius(np.asarray(estimates), truth[part])
         right = np.flatnonzero(errors < 1)
         if len(right):
             back = int(begin + right[0])
@@ -134,24 +140,26 @@ def recover(filt: kbr.RivalFilter, data: camera.Camera, start: int, clear: np.nd
     }
 
 
-def challenged(data: camera.Camera, tracker: dict[str, Any]) -> kbr.RivalFilter:
+def challenged(data: camera.Camera, tracker: dict[str, Any]) -> kbr.CusumRestartFilter:
     """The filter with a rival, from the training half."""
     rotations, frames = data.part(0, camera.SPLIT)
     base = kernel_bayes(rotations, frames, **tracker)
     kernel = kbr.ChordalGaussian(BANDWIDTH)
-    return kbr.RivalFilter.fit(
-        base, color_histogram(frames), kbr.decode_rotation, kernel=kernel, **CHALLENGE
+    pairs = jnp.asarray(rotations[:-1]), jnp.asarray(frames[:-1])
+    histogram = color_histogram(frames)
+    return kbr.fit_cusum_restart(
+        base, pairs, histogram, kbr.decode_rotation, kernel=kernel, **CHALLENGE
     )
 
 
-def track(filt: kbr.RivalFilter, data: camera.Camera) -> dict[str, Any]:
+def track(filt: kbr.CusumRestartFilter, data: camera.Camera) -> dict[str, Any]:
     """Error over the test half from the training marginal, and the beliefs replaced."""
     truth, tests = data.part(camera.SPLIT, 2 * camera.SPLIT)
-    state, errors, replaced = filt.init(), [], 0
+    state, errors, replaced = kbr.init_filter(filt), [], 0
     for begin in range(0, len(tests), CHUNK):
         part = slice(begin, begin + CHUNK)
-        state, steps = kbr.advance(filt, state, tests[part])
-        estimates = kbr.decode_rotation(filt.belief(steps.weights))
+        steps = kbr.run_filter(filt, tests[part], state=state)
+        state, estimates = steps.state, kbr.decode_rotation(kbr.belief(filt, steps))
         errors.append(camera.frobenius(np.asarray(estimates), truth[part]))
         replaced += int(jnp.sum(steps.restarted))
     return {"tracking error": float(np.mean(errors)), "beliefs replaced while tracking": replaced}
@@ -176,7 +184,6 @@ def noisy() -> dict[str, Any]:
     """
     tracker = {
         **selected(NAME, NOISY)[CLIPPED],
-        "observation_regularizer": TRACKER["observation_regularizer"],
     }
     results = {}
     for seed in SEEDS:

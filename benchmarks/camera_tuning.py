@@ -53,7 +53,7 @@ def of_stretch(data: dict[str, Any], p: dict[str, Any], number):
     index, part = data["rest"][number], data["parts"][number]
     states, truth = rotations[index], rotations[part]
     kernel = kbr.ChordalGaussian(p["h"])
-    filt = kbr.KernelBayesFilter.fit(
+    filt = kbr.fit_filter(
         kernel,
         kbr.Gaussian(p["c"]),
         states,
@@ -63,13 +63,13 @@ def of_stretch(data: dict[str, Any], p: dict[str, Any], number):
         posterior_regularizer=p["delta"],
         landmarks_states=data["landmarks"][0],
         landmarks_observations=data["landmarks"][1],
-        truncation=data["truncation"],
+        clipping=kbr.Clipping(truncation=data["truncation"]),
         max_active=800,
     )
     near = jnp.exp(-jnp.sum((states - truth[0]) ** 2, axis=(1, 2)) / (2 * PRIOR_WIDTH**2))
     prior = kbr.embed(kernel, states, near / jnp.sum(near))
-    steps = kbr.filter(
-        filt, frames[part], prior=prior, read=lambda step: kbr.mean(filt.belief(step.weights))
+    steps = kbr.run_filter(
+        filt, frames[part], prior=prior, output_fn=lambda step: kbr.state_mean(filt, step)
     )
     return jnp.mean(jnp.sum((steps - truth) ** 2, axis=(1, 2)))
 

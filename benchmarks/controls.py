@@ -5,8 +5,8 @@ r"""A driven rotation: what it is worth to know the inputs.
 The rotation of `benchmarks.rotation_dynamics` (a), with a turn per step that is a known input,
 $u_t$ uniform on [-0.2, 0.8], in place of eta = 0.3, its mean. Train on T = 200 and 400 steps, test
 on 200 (20 of burn-in): mean squared error of the state as a ratio to that of a particle filter
-which knows the model and the inputs, for `KernelBayesFilter`, which ignores the inputs, and
-`ControlledFilter`, filtered and smoothed. Both choose observation bandwidth, delta, and the
+which knows the model and the inputs, for a filter that ignores the inputs, and one
+that knows them, filtered and smoothed. Both choose observation bandwidth, delta, and the
 bandwidth of the inputs' kernel (the second only) by halving the training sample, with filtering
 errors.
 """
@@ -23,9 +23,9 @@ from tqdm import tqdm
 import kbr_jax as kbr
 
 from . import reporting
-from .rotation_dynamics import BURN_IN, TEST, TRANSITION_EPSILON, squared_errors
+from .rotation_dynamics import BURN_IN, TEST, squared_errors
 from .rotation_references import NOISE, bootstrap
-from .smoothing import CANDIDATES, fit
+from .smoothing import CANDIDATES, fit, smooth
 
 COMMAND = "python -m benchmarks.controls"
 REPETITIONS, SIZES, LOW, HIGH = 6, (200, 400), -0.2, 0.8
@@ -60,16 +60,14 @@ def particle_filter(observations, turns, rng, particles=2000):
 def estimates(train, test, parameters, stretch, controlled, smoothed):
     """Filtered means `[T, 2]`, and smoothed ones if asked."""
     states, observations, turns = train
-    filt, inputs = fit(states, observations, parameters[:2], stretch), None
+    controls, inputs = None, None
     if controlled:
-        kernel, inputs = kbr.Gaussian(parameters[2]), test[1]
-        ridge = TRANSITION_EPSILON * stretch
-        filt = kbr.ControlledFilter.fit(filt, kernel, turns, regularizer=ridge, landmarks=PAIR_RANK)
-    weights = kbr.filter(filt, test[0], controls=inputs).weights
+        controls, inputs = (kbr.Gaussian(parameters[2]), turns, PAIR_RANK), test[1]
+    filt = fit(states, observations, parameters[:2], stretch, controls)
+    run = kbr.run_filter(filt, test[0], controls=inputs)
     if not smoothed:
-        return kbr.mean(filt.belief(weights))
-    later = kbr.smooth(filt, weights, controls=inputs, regularizer=SMOOTHER_REGULARIZER)
-    return kbr.mean(filt.belief(weights)), kbr.mean(filt.belief(later))
+        return kbr.state_mean(filt, run)
+    return kbr.state_mean(filt, run), smooth(filt, run, SMOOTHER_REGULARIZER, controls=inputs)
 
 
 @eqx.filter_jit

@@ -53,14 +53,14 @@ def scipy_filter(states, observations, tests):
 
 
 def fit(states, observations, rank):
-    return kbr.KernelBayesFilter.fit(
+    return kbr.fit_filter(
         kbr.Gaussian(STATE_BANDWIDTH),
         kbr.Gaussian(OBSERVATION_BANDWIDTH),
         states,
         observations,
         regularizer=EPSILON,
         posterior_regularizer=DELTA,
-        truncation=TRUNCATION,
+        clipping=kbr.Clipping(truncation=TRUNCATION),
         landmarks_states=rank,
         landmarks_observations=rank,
     )
@@ -78,11 +78,11 @@ def main() -> None:
 
     start = time.perf_counter()
     low = fit(states, observations, RANK)
-    run = jax.jit(lambda f, o: kbr.mean(f.belief(kbr.filter(f, o).weights)))
+    run = jax.jit(lambda f, o: kbr.state_mean(f, kbr.run_filter(f, o)))
     estimates = jax.block_until_ready(run(low, seen[0]))
     first_call = time.perf_counter() - start
     batched = jax.jit(
-        jax.vmap(lambda f, o: kbr.mean(f.belief(kbr.filter(f, o).weights)), in_axes=(None, 0))
+        jax.vmap(lambda f, o: kbr.state_mean(f, kbr.run_filter(f, o)), in_axes=(None, 0))
     )
     exact = fit(states, observations, None)
 

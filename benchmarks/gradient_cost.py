@@ -53,9 +53,9 @@ def losses() -> dict[str, tuple[Callable, tuple]]:
         kernels, ridges = (kbr.Gaussian(p["h"]), kbr.Gaussian(p["c"])), (p["epsilon"], p["delta"])
         options = {"regularizer": ridges[0], "posterior_regularizer": ridges[1]}
         if rank is None:
-            return kbr.KernelBayesFilter.fit(*kernels, states, seen, **options)
+            return kbr.fit_filter(*kernels, states, seen, **options)
         options |= {"landmarks_states": rank, "landmarks_observations": rank}
-        return kbr.KernelBayesFilter.fit(*kernels, x, y[:PAIRS], **options)
+        return kbr.fit_filter(*kernels, x, y[:PAIRS], **options)
 
     def regression(p, rank):
         return kbr.regression_loss(model(p, rank), held_x, held_y, kernel=kbr.Linear())
@@ -72,7 +72,7 @@ def losses() -> dict[str, tuple[Callable, tuple]]:
         return kbr.filter_loss(tracker(p, rank), held_x, held_y)
 
     def long(p, rank, segment=None):
-        return kbr.filter_loss(tracker(p, rank), long_states, long_seen, segment=segment)
+        return kbr.filter_loss(tracker(p, rank), long_states, long_seen, checkpoint_every=segment)
 
     names = {
         "regression": regression,

@@ -41,6 +41,7 @@ class Moves(eqx.Module):
     b: jax.Array
 
     def __call__(self, state):
+        """Return the successor of a state `[2]`."""
         angle = jnp.arctan2(state[1], state[0]) + self.eta
         radius = 1 + self.b * jnp.sin(FREQUENCY * angle)
         return radius * jnp.stack([jnp.cos(angle), jnp.sin(angle)])
@@ -52,6 +53,7 @@ class Simulator(eqx.Module):
     moves: Moves
 
     def __call__(self, state, key):
+        """Return one draw `[2]`."""
         return self.moves(state) + NOISE * jax.random.normal(key, (2,), state.dtype)
 
 

@@ -21,7 +21,7 @@ and all parameters of the other methods, by comparing candidates. Laps 6, 7 and 
 everything is chosen.
 
 The two users walk paths that do not touch, so a belief on the wrong path never comes back by
-itself. The filter therefore restarts where an observation contradicts its prediction (`Recovery`);
+itself. The filter therefore restarts where an observation contradicts its prediction (`ResetFilter`);
 the threshold is chosen on the laps left out, started rightly and from the other user's first
 observation. This was added after a first run without it, in which the filter was best on the laps
 left out and as good as others on five test laps, but lost the sixth (lap 9, user 2; mean of all
@@ -54,8 +54,8 @@ FILTER_WINDOWS = (4, 8, 16)
 CHOOSING = {"stride": 2, "states": 120, "active": 100}
 FINAL = {"stride": 1, "states": 160, "active": 200}
 VARIANTS = {
-    "(b), shift": {"form": "b", "transition": "shift"},
-    "importance, two-inverse": {"form": "importance", "transition": "two-inverse"},
+    "(b), shift": {"estimator": "pairs", "shift": True},
+    "importance, two-inverse": {"estimator": "importance", "shift": False},
 }
 # Rivals, each with the stride of its training points while choosing; at the end it has all of them.
 METHODS = {
@@ -162,7 +162,7 @@ def track(
     bandwidths = jnp.repeat(
         jnp.stack([value["ranges"], value["strengths"]]), baselines.ACCESS_POINTS
     )
-    filt = kbr.KernelBayesFilter.fit(
+    base = kbr.fit_filter(
         kbr.Gaussian(value["positions"]),
         kbr.Gaussian(bandwidths),
         fold.states,
@@ -172,16 +172,17 @@ def track(
         regularizer=value["epsilon"],
         posterior_regularizer=value["delta"],
         landmarks_states=options["states"],
-        truncation=jnp.minimum(value["truncation"], 0.5),
+        clipping=kbr.Clipping(truncation=jnp.minimum(value["truncation"], 0.5)),
         max_active=options["active"],
-        recovery=kbr.Recovery(restart_below=restart),
         **variant,
     )
+    ridge = value["epsilon"]
+    filt = kbr.experimental.reset_filter(base, observation_regularizer=ridge, restart_below=restart)
 
     def one(start, query):
-        state, step = filt.init_from_observation(start)
-        _, run = kbr.advance(filt, state, query[1:])
-        return kbr.mean(filt.belief(jnp.concatenate([step.weights[None], run.weights])))
+        state, step = kbr.init_from_observation(filt, start, regularizer=ridge)
+        run = kbr.run_filter(filt, query[1:], state=state)
+        return kbr.mean(filt.embed(jnp.concatenate([step.weights[None], run.weights])))
 
     return jax.vmap(one)(fold.queries[:, 0] if first is None else first, fold.queries)
 
@@ -279,7 +280,7 @@ def choose_filter(laps: dict) -> dict[str, Any]:
 
 
 def choose_restart(laps: dict, chosen: dict[str, Any]) -> dict[str, Any]:
-    """The threshold of `Recovery` with the least mean error on the folds, half of it from wrong
+    """The threshold of `ResetFilter` with the least mean error on the folds, half of it from wrong
     starts.
     """
     folds = make_folds(laps, chosen["window"])

@@ -88,7 +88,7 @@ def validated(states, observations, tests, rule):
         if rule:
             return kernel_kalman(states, observations, tests, parameters, 2.0)
         filt = fit(states, observations, parameters, 2.0)
-        return kbr.mean(filt.belief(kbr.filter(filt, tests).weights))
+        return kbr.state_mean(filt, kbr.run_filter(filt, tests))
 
     return jax.lax.map(run, jnp.asarray(RULES if rule else CANDIDATES))
 

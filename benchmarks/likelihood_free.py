@@ -64,16 +64,16 @@ CURVES = {
 
 
 def by_leave_one_out(
-    simulations: kbr.Simulations, h: jax.Array, c: jax.Array
+    theta: jax.Array, data: jax.Array, h: jax.Array, c: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Bandwidth of the data and regularizer, of the least leave-one-out error of the mean on the
     first draws.
     """
-    first = jax.tree.map(lambda leaf: leaf[:SELECTION], simulations)
+    theta, data = theta[:SELECTION], data[:SELECTION]
 
     def loss(candidate):
-        kernel = kbr.Gaussian(candidate[0] * c)
-        model = kbr.fit_posterior(kbr.Gaussian(h), kernel, first, regularizer=candidate[1]).model
+        kernels = kbr.Gaussian(candidate[0] * c), kbr.Gaussian(h)
+        model = kbr.fit_conditional(*kernels, data, theta, regularizer=candidate[1])
         return kbr.leave_out_loss(model, kernel=kbr.Linear())
 
     factors, regularizers = (
@@ -92,24 +92,34 @@ def kernel_means(
     select: bool,
     rank: int | None,
 ) -> jax.Array:
-    simulations = kbr.Simulations(theta, data)
     h, c = (kbr.median_heuristic(points[:SELECTION]) for points in (theta, data))
     regularizer, delta = 0.01 / np.sqrt(len(data)), 1e-4
     if select:
-        c, regularizer = by_leave_one_out(simulations, h, c)
+        c, regularizer = by_leave_one_out(theta, data, h, c)
         delta = regularizer**2
-    options: dict[str, Any] = {"landmarks_data": rank}
-    if method == "bayes":
-        options |= {"posterior_regularizer": delta, "normalize": True, "landmarks_parameters": rank}
-    model = kbr.fit_posterior(
-        kbr.Gaussian(h),
-        kbr.Gaussian(c),
-        simulations,
-        method=method,
+    of_theta, of_data = kbr.Gaussian(h), kbr.Gaussian(c)
+    ranks = [
+        rank and kbr.greedy_landmarks(k, p, rank=rank)
+        for k, p in zip((of_theta, of_data), (theta, data), strict=True)
+    ]
+    if method == "conditional":
+        model = kbr.fit_conditional(
+            of_data, of_theta, data, theta, regularizer=regularizer, landmarks_x=ranks[1]
+        )
+        return kbr.mean(kbr.condition(model, observed))
+    model = kbr.fit_conditional(
+        of_theta,
+        of_data,
+        theta,
+        data,
         regularizer=regularizer,
-        **options,
+        landmarks_x=ranks[0],
+        landmarks_y=ranks[1],
     )
-    return kbr.mean(model.posterior(observed))
+    clipping = kbr.Clipping(False, 0.0)
+    prior = kbr.embed(of_theta, theta)
+    posterior = kbr.bayes_rule(model, prior, observed, regularizer=delta, clipping=clipping)
+    return kbr.mean(posterior)
 
 
 def timed(function: Callable[[], Any]) -> tuple[np.ndarray, float]:

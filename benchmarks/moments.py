@@ -32,12 +32,13 @@ import kbr_jax as kbr
 
 from . import filter_speed, reporting
 from .filter_speed import DELTA, EPSILON, OBSERVATION_BANDWIDTH, STATE_BANDWIDTH
+from .models import moment_filter
 from .rotation_references import simulate
 
 COMMAND = "python -m benchmarks.moments"
 SIZES, RANK, STEPS, BATCHES, SEQUENCES = (1_000, 10_000, 100_000, 1_000_000), 100, 200, (64, 256), 4
 FEW = 20  # steps at which a batch is timed
-LABELS = {"b": "rule (b)", "importance": "importance-weighted"}
+LABELS = {"pairs": "rule (b)", "importance": "importance-weighted"}
 CPU = {
     "OPENBLAS_NUM_THREADS": "1",
     "PJRT_NPROC": "16",
@@ -46,14 +47,14 @@ CPU = {
 FIT_PAIRS, FIT_RANK, DIMENSION = 1_000_000, 200, 5
 
 
-def fit(states, observations, cells: bool, form: Any = "b"):
+def fit(states, observations, cells: bool, estimator: Any = "pairs"):
     """A filter by streaming chunks of the sequence.
 
     Landmarks and cells from its first 1000 steps.
     """
     ks, ko = kbr.Gaussian(STATE_BANDWIDTH), kbr.Gaussian(OBSERVATION_BANDWIDTH)
     landmarks = kbr.greedy_landmarks(ks, states[:1000], rank=RANK)
-    maps = kbr.moment_maps(
+    maps = kbr.moments.moment_maps(
         ks,
         ko,
         landmarks,
@@ -64,14 +65,12 @@ def fit(states, observations, cells: bool, form: Any = "b"):
     )
     n, size = len(states) - 1, 10_000
     parts = (slice(start, min(start + size, n)) for start in range(0, n, size))
-    moments = kbr.collect_chunks(maps, ((states[p], observations[p], states[1:][p]) for p in parts))
-    return kbr.MomentFilter.from_moments(
-        moments, regularizer=EPSILON, posterior_regularizer=DELTA, form=form
-    )
+    chunks = ((states[p], observations[p], states[1:][p]) for p in parts)
+    return moment_filter(maps, chunks, epsilon=EPSILON, delta=DELTA, estimator=estimator)
 
 
-run = jax.jit(lambda f, o: f.expectation(kbr.filter(f, o)))
-batched = jax.jit(jax.vmap(lambda f, o: f.expectation(kbr.filter(f, o)), in_axes=(None, 0)))
+run = jax.jit(lambda f, o: kbr.state_mean(f, kbr.run_filter(f, o)))
+batched = jax.jit(jax.vmap(lambda f, o: kbr.state_mean(f, kbr.run_filter(f, o)), in_axes=(None, 0)))
 
 
 def step_against_size() -> dict[str, dict[str, float]]:
@@ -111,7 +110,7 @@ def against_scipy() -> dict[str, dict[str, float]]:
         / few
     )
     dense = filter_speed.fit(states, observations, None)
-    decode = jax.jit(lambda f, o: kbr.mean(f.belief(kbr.filter(f, o).weights)))
+    decode = jax.jit(lambda f, o: kbr.state_mean(f, kbr.run_filter(f, o)))
     reference = squared_error([decode(dense, o) for o in seen[:SEQUENCES]], truth)
     rows = {"scipy, dense": {"ms": peer, "mean squared error": reference}} | alone("ours", CPU)
     return {name: row | {"times faster": peer / row["ms"]} for name, row in rows.items()}
@@ -141,12 +140,12 @@ def ours() -> dict[str, dict[str, float]]:
         )
     )
     results = {}
-    for name, kind, form in itertools.product(
-        ("float64", "float32"), ("cells", "plain"), ("b", "importance")
+    for name, kind, estimator in itertools.product(
+        ("float64", "float32"), ("cells", "plain"), ("pairs", "importance")
     ):
-        if (kind, form) == ("plain", "importance"):
+        if (kind, estimator) == ("plain", "importance"):
             continue
-        filt = fit(states.astype(name), observations.astype(name), kind == "cells", form)
+        filt = fit(states.astype(name), observations.astype(name), kind == "cells", estimator)
         o = jnp.asarray(seen, name)
         mse = squared_error(batched(filt, o[:SEQUENCES]), truth)
         calls = {"one": (lambda f=filt, o=o: run(f, o[0]), STEPS)}
@@ -167,7 +166,7 @@ def ours() -> dict[str, dict[str, float]]:
         ]
         for size in calls:
             row = {"ms": float(np.median([r[size] for r in rounds])), "mean squared error": mse}
-            results[f"moments, {kind}, {LABELS[form]}, {name}, {size}"] = row
+            results[f"moments, {kind}, {LABELS[estimator]}, {name}, {size}"] = row
     return results
 
 
@@ -190,13 +189,13 @@ def fit_a_million() -> dict[str, float]:
     before = peak_megabytes()
     kernel = kbr.Gaussian(jnp.float32(3.0))
     landmarks = [kbr.given_landmarks(jnp.asarray(a[:FIT_RANK])) for a in (x, y)]
-    maps = kbr.moment_maps(kernel, kernel, *landmarks, embedding=False, shift=True)
-    collect = kbr.collect_moments
+    maps = kbr.moments.moment_maps(kernel, kernel, *landmarks, embedding=False, shift=True)
+    collect = kbr.moments.collect_moments
     small = jax.block_until_ready(collect(maps, x[:20_000], y[:20_000], following[:20_000]))
     start = time.perf_counter()
     size = 20_000
     parts = (slice(s, s + size) for s in range(0, FIT_PAIRS, size))
-    jax.block_until_ready(kbr.collect_chunks(maps, ((x[p], y[p], following[p]) for p in parts)))
+    jax.block_until_ready(collect(maps, ((x[p], y[p], following[p]) for p in parts)))
     seconds = time.perf_counter() - start
     k, q, e = FIT_RANK, FIT_RANK, DIMENSION + 1
     flops = 2 * FIT_PAIRS * (k * q * (q + 1) // 2 + k * (q + 1) * (k + e) + 2 * k * k + 3 * k * k)

@@ -17,6 +17,7 @@ from tqdm import tqdm
 import kbr_jax as kbr
 
 from . import camera, camera_methods, camera_selection, reporting
+from .models import moment_filter
 
 COMMAND = "python -m benchmarks.moments_camera"
 NAME, VARIANCE, SEEDS, CENTRES, ACTIVE, COPIES = "camera_lookalike", 1e-3, (0,), (100, 200), 64, 4
@@ -35,7 +36,7 @@ def moments(rotations, frames, *, h, c, epsilon, delta, centers=None, copies=1, 
         if centers is None
         else kbr.soft_partition(kernel, kbr.greedy_landmarks(kernel, states, rank=centers))
     )
-    maps = kbr.moment_maps(
+    maps = kbr.moments.moment_maps(
         kernel,
         kernel_frames,
         landmarks,
@@ -48,24 +49,26 @@ def moments(rotations, frames, *, h, c, epsilon, delta, centers=None, copies=1, 
         (states, camera.load(NAME, VARIANCE, seed + 100 * i).frames[: len(states)], successors)
         for i in range(1, copies)
     )
-    total = kbr.collect_chunks(maps, [(states, seen, successors), *chunks])
-    return kbr.MomentFilter.from_moments(
-        total,
-        regularizer=epsilon,
-        posterior_regularizer=delta,
-        normalize=centers is not None,
-        max_active=None if centers is None else min(ACTIVE, centers),
+    clips = centers is not None
+    return moment_filter(
+        maps,
+        [(states, seen, successors), *chunks],
+        epsilon=epsilon,
+        delta=delta,
+        clipping=kbr.Clipping(clips, 0.02 if clips else 0.0, clips),
+        max_active=min(ACTIVE, centers) if clips else None,
     )
 
 
-def track(filt: kbr.MomentFilter, frames: np.ndarray) -> tuple[np.ndarray, float]:
+def track(filt: kbr.KernelBayesFilter, frames: np.ndarray) -> tuple[np.ndarray, float]:
     """Rotations, and milliseconds per frame (median over chunks)."""
-    state, means, times = filt.init(), [], []
-    expectation = jax.jit(lambda f, s: f.expectation(s))
+    state, means, times = kbr.init_filter(filt), [], []
+    expectation = jax.jit(lambda f, r: f.mean(r))
     for start in range(0, len(frames), camera_methods.CHUNK):
         begin = time.perf_counter()
-        state, steps = kbr.advance(filt, state, frames[start : start + camera_methods.CHUNK])
-        means.append(np.asarray(expectation(filt, steps)))
+        run = kbr.run_filter(filt, frames[start : start + camera_methods.CHUNK], state=state)
+        state = run.state
+        means.append(np.asarray(expectation(filt, run.weights)))
         times.append((time.perf_counter() - begin) / len(means[-1]))
     matrices = jnp.asarray(np.concatenate(means).reshape(-1, 3, 3))
     return np.asarray(kbr.nearest_rotation(matrices)), 1e3 * float(np.median(times))
@@ -100,7 +103,7 @@ def main() -> None:
                 data = camera.load(NAME, VARIANCE, seed)
                 filt = make(*data.part(0, camera.SPLIT), seed)
                 rotations, frames = data.part(camera.SPLIT, len(data.frames))
-                if isinstance(filt, kbr.MomentFilter):
+                if isinstance(filt.emission, kbr.moments.MomentModel):
                     estimates, milliseconds = track(filt, frames)
                 else:
                     estimates, milliseconds = camera_methods.run_filter(filt, frames)[:2]

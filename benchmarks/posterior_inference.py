@@ -55,6 +55,7 @@ CURVES = {
     NO_PRIOR: ("0.45", "--"),
     PRIOR_MEAN: ("0.45", ":"),
 }
+NORMALIZED = kbr.Clipping(False, 0.0)
 
 
 def fit(factor: jax.Array | float, x: jax.Array, y: jax.Array) -> kbr.ConditionalEmbedding:
@@ -67,11 +68,12 @@ def posterior_mean(
     model: kbr.ConditionalEmbedding,
     prior: jax.Array,
     y: jax.Array,
-    form: Any = "b",
+    estimator: Any = "pairs",
     delta: Any = DELTA,
 ) -> jax.Array:
     belief = kbr.embed(model.kernel_x, prior)
-    posterior = kbr.bayes_rule(model, belief, y, regularizer=delta, form=form, normalize=True)
+    options = {"regularizer": delta, "estimator": estimator, "clipping": NORMALIZED}
+    posterior = kbr.bayes_rule(model, belief, y, **options)
     return kbr.expectation(posterior, lambda x: x)
 
 
@@ -86,7 +88,7 @@ def select(x: jax.Array, y: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.
         def score(training, held_out):
             model = fit(factor, *training)
             return kbr.marginal_loss(
-                model, *held_out, regularizer=DELTA, kernel=reference, normalize=True
+                model, *held_out, regularizer=DELTA, kernel=reference, clipping=NORMALIZED
             )
 
         return kbr.cross_validate(score, (x, y), FOLDS)
@@ -117,7 +119,7 @@ def kernel_estimates(
     backward = kbr.fit_conditional(median.kernel_y, median.kernel_x, y, x, regularizer=EPSILON)
     estimates = {
         KBR: posterior_mean(median, prior, tests),
-        "form (a), medians": posterior_mean(median, prior, tests, "a"),
+        "form (a), medians": posterior_mean(median, prior, tests, "prior"),
         IMPORTANCE: posterior_mean(median, prior, tests, "importance", EPSILON),
         SECTION: posterior_mean(fit(by_marginal, x, y), prior, tests),
         VALIDATED: posterior_mean(fit(factor, x, y), prior, tests, delta=delta),

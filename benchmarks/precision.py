@@ -15,6 +15,7 @@ import numpy as np
 import kbr_jax as kbr
 
 from . import reporting
+from .models import moment_filter
 from .rotation_references import simulate
 
 COMMAND = "python -m benchmarks.precision"
@@ -25,6 +26,7 @@ RIDGES, DELTAS = (1e-2, 1e-4, 1e-6, 1e-8), (1e-3, 1e-5, 1e-7, 1e-9)
 def paths(states, observations, tests):
     """Name of each path, with a function of its regularizer that estimates states."""
     kernel_s, kernel_o = kbr.Gaussian(0.4), kbr.Gaussian(0.5)
+    clipped = kbr.Clipping(True, 0.0, False)
 
     def condition(regularizer):
         model = kbr.fit_conditional(
@@ -38,18 +40,18 @@ def paths(states, observations, tests):
         )
         return kbr.expectation(kbr.sum_rule(model, kbr.embed(kernel_o, tests[:50])), lambda s: s)
 
-    def bayes(form):
+    def bayes(estimator):
         def estimate(delta):
             model = kbr.fit_conditional(kernel_s, kernel_o, states, observations, regularizer=1e-3)
             prior = kbr.embed(kernel_s, states[:50])
-            options = {"regularizer": delta, "form": form, "clip": True}
+            options = {"regularizer": delta, "estimator": estimator, "clipping": clipped}
             return kbr.expectation(kbr.bayes_rule(model, prior, tests, **options), lambda s: s)
 
         return estimate
 
     def filtered(**options):
         def estimate(delta):
-            filt = kbr.KernelBayesFilter.fit(
+            filt = kbr.fit_filter(
                 kernel_s,
                 kernel_o,
                 states,
@@ -58,43 +60,40 @@ def paths(states, observations, tests):
                 posterior_regularizer=delta,
                 **options,
             )
-            return kbr.mean(filt.belief(kbr.filter(filt, tests).weights))
+            return kbr.state_mean(filt, kbr.run_filter(filt, tests))
 
         return estimate
 
     def moments(cells):
         def estimate(delta):
-            filt = kbr.MomentFilter.fit(
-                kernel_s,
-                kernel_o,
-                states,
-                observations,
-                regularizer=1e-3,
-                posterior_regularizer=delta,
-                landmarks_states=RANK,
-                landmarks_observations=RANK,
-                cells=kbr.soft_partition(
-                    kernel_s, kbr.greedy_landmarks(kernel_s, states, rank=RANK)
-                )
-                if cells
-                else None,
+            s, o, s_next = states[:-1], observations[:-1], states[1:]
+            landmarks = [
+                kbr.greedy_landmarks(k, p, rank=RANK) for k, p in ((kernel_s, s), (kernel_o, o))
+            ]
+            centers = kbr.greedy_landmarks(kernel_s, states, rank=RANK)
+            parts = kbr.soft_partition(kernel_s, centers) if cells else None
+            maps = kbr.moments.moment_maps(
+                kernel_s, kernel_o, *landmarks, cells=parts, embedding=False, shift=True
             )
-            return filt.expectation(kbr.filter(filt, tests))
+            filt = moment_filter(maps, [(s, o, s_next)], epsilon=1e-3, delta=delta)
+            return kbr.state_mean(filt, kbr.run_filter(filt, tests))
 
         return estimate
 
     one_step = {
         "conditional embedding": (condition, RIDGES),
         "sum rule": (sum_rule, RIDGES),
-        "Bayes' rule (b)": (bayes("b"), DELTAS),
-        "Bayes' rule (a)": (bayes("a"), DELTAS),
+        "Bayes' rule (b)": (bayes("pairs"), DELTAS),
+        "Bayes' rule (a)": (bayes("prior"), DELTAS),
         "Bayes' rule, importance-weighted": (bayes("importance"), DELTAS),
     }
     landmarks = {"landmarks_states": RANK, "landmarks_observations": RANK}
     filters = {
         "filter (b)": filtered(),
         f"filter (b), {RANK} landmarks": filtered(**landmarks),
-        f"filter, importance-weighted, {RANK} landmarks": filtered(form="importance", **landmarks),
+        f"filter, importance-weighted, {RANK} landmarks": filtered(
+            estimator="importance", **landmarks
+        ),
         "moments, soft cells": moments(cells=True),
         "moments, plain": moments(cells=False),
     }

@@ -60,17 +60,17 @@ def rotation(rank: int, choice: str) -> tuple[float, float]:
         choices(k, x[:-1], rank)[choice]()
         for k, x in zip(kernels, (states, observations), strict=True)
     ]
-    filt = kbr.KernelBayesFilter.fit(
+    filt = kbr.fit_filter(
         *kernels,
         states,
         observations,
         regularizer=EPSILON,
         posterior_regularizer=DELTA,
-        truncation=TRUNCATION,
+        clipping=kbr.Clipping(truncation=TRUNCATION),
         landmarks_states=features[0],
         landmarks_observations=features[1],
     )
-    run = jax.jit(lambda f, o: kbr.mean(f.belief(kbr.filter(f, o).weights)))
+    run = jax.jit(lambda f, o: kbr.state_mean(f, kbr.run_filter(f, o)))
     estimates = np.asarray(jax.jit(jax.vmap(functools.partial(run, filt)))(seen))
     error = float(np.mean(np.sum((estimates - truth) ** 2, -1)))
     return error, reporting.milliseconds(lambda: run(filt, seen[0])) / STEPS
@@ -84,7 +84,7 @@ def room(rank: int, choice: str) -> tuple[float, float]:
     kernels = kbr.ChordalGaussian(p["h"]), camera_methods.frame_kernel(frames, p["c"])
     samples = jnp.asarray(rotations[:-1]), jnp.asarray(frames[:-1])
     features = [choices(k, x, rank)[choice]() for k, x in zip(kernels, samples, strict=True)]
-    filt = kbr.KernelBayesFilter.fit(
+    filt = kbr.fit_filter(
         *kernels,
         rotations,
         frames,

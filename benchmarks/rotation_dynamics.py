@@ -29,6 +29,7 @@ from tqdm import tqdm
 import kbr_jax as kbr
 
 from . import reporting
+from .models import importance_filter
 from .rotation_references import (
     SYSTEMS,
     extended_kalman,
@@ -54,7 +55,7 @@ PAPER_SCALES, PAPER_EPSILONS, PAPER_DELTAS = (
 
 
 def _decode(filt, observations):
-    return kbr.mean(filt.belief(kbr.filter(filt, observations).weights))
+    return kbr.state_mean(filt, kbr.run_filter(filt, observations))
 
 
 @eqx.filter_jit
@@ -66,18 +67,13 @@ def ours(states, observations, tests, stretch):
     h_s, h_o = kbr.median_heuristic(states), kbr.median_heuristic(observations)
 
     def candidate(kernel, landmarks, delta, truncation):
-        filt = kbr.KernelBayesFilter.fit(
-            kbr.Gaussian(STATE_SCALE * h_s),
-            kernel,
+        filt = importance_filter(
+            (kbr.Gaussian(STATE_SCALE * h_s), kernel),
             states,
             observations,
-            regularizer=EPSILON * stretch,
-            transition_regularizer=TRANSITION_EPSILON * stretch,
-            posterior_regularizer=delta,
-            landmarks_states=STATE_RANK,
-            landmarks_observations=landmarks,
-            form="importance",
-            transition="two-inverse",
+            ridges=(EPSILON * stretch, TRANSITION_EPSILON * stretch),
+            delta=delta,
+            ranks=(STATE_RANK, landmarks),
             truncation=truncation,
         )
         return _decode(filt, tests)
@@ -100,7 +96,7 @@ def as_in_the_papers(states, observations, tests, stretch):
     h_s, h_o = kbr.median_heuristic(states), kbr.median_heuristic(observations)
 
     def candidate(scale, epsilon, delta):
-        filt = kbr.KernelBayesFilter.fit(
+        filt = kbr.fit_filter(
             kbr.Gaussian(scale * h_s),
             kbr.Gaussian(scale * h_o),
             states,
@@ -109,9 +105,7 @@ def as_in_the_papers(states, observations, tests, stretch):
             posterior_regularizer=delta,
             landmarks_states=STATE_RANK,
             landmarks_observations=OBSERVATION_RANK,
-            clip=False,
-            truncation=0.0,
-            normalize=False,
+            clipping=kbr.Clipping(False, 0.0, False),
         )
         return _decode(filt, tests)
 

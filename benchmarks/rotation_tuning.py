@@ -29,6 +29,7 @@ from tqdm import tqdm
 import kbr_jax as kbr
 
 from . import reporting
+from .models import importance_filter
 from .rotation_dynamics import BURN_IN, OBSERVATION_RANK, STATE_RANK, TEST, squared_errors
 from .rotation_references import SYSTEMS, particle_filter, simulate
 
@@ -53,20 +54,18 @@ def fit(p, states, observations, successors=None):
     lags = jnp.broadcast_to(
         p["c"], (observations.shape[1] // states.shape[1],)
     )  # one for each observation of a window
-    return kbr.KernelBayesFilter.fit(
-        kbr.Gaussian(p["h"] * h),
-        kbr.Gaussian(jnp.repeat(lags, states.shape[1]) * c),
+    return importance_filter(
+        (
+            kbr.Gaussian(p["h"] * h),
+            kbr.Gaussian(jnp.repeat(lags, states.shape[1]) * c),
+        ),
         states,
         observations,
-        successors=successors,
-        regularizer=p["epsilon"],
-        transition_regularizer=p["transition"],
-        posterior_regularizer=p["delta"],
-        landmarks_states=STATE_RANK,
-        landmarks_observations=OBSERVATION_RANK,
-        form="importance",
-        transition="two-inverse",
+        ridges=(p["epsilon"], p["epsilon"] if p["transition"] is None else p["transition"]),
+        delta=p["delta"],
+        ranks=(STATE_RANK, OBSERVATION_RANK),
         truncation=TRUNCATION,
+        successors=successors,
     )
 
 
@@ -74,9 +73,9 @@ def estimate(p, filt, observations):
     """The belief's mean, corrected by the readout if there is one."""
 
     def means(step):
-        return kbr.mean(filt.belief(step.weights)), kbr.mean(filt.belief(step.predicted))
+        return kbr.state_mean(filt, step), kbr.mean(filt.embed(step.predicted))
 
-    after, before = kbr.filter(filt, observations, read=means)
+    after, before = kbr.run_filter(filt, observations, output_fn=means)
     newest = observations[:, : after.shape[1]]
     return after + p.get("a", 0.0) * (newest - after) + p.get("b", 0.0) * (before - after)
 

@@ -32,6 +32,7 @@ import numpy as np
 import kbr_jax as kbr
 
 from . import reporting
+from .models import importance_filter
 from .rotation_dynamics import (
     BURN_IN,
     EPSILON,
@@ -58,23 +59,25 @@ CANDIDATES = np.asarray(list(itertools.product((0.9, 1.5, 2.5), (0.004, 0.012)))
 REGULARIZERS = np.asarray([0.2, 0.6, 2.0])
 
 
-def fit(states, observations, parameters, stretch):
+def fit(states, observations, parameters, stretch, controls=None):
     h_s, h_o = kbr.median_heuristic(states), kbr.median_heuristic(observations)
     scale, d = parameters
-    return kbr.KernelBayesFilter.fit(
-        kbr.Gaussian(STATE_SCALE * h_s),
-        kbr.Gaussian(scale * h_o),
+    return importance_filter(
+        (kbr.Gaussian(STATE_SCALE * h_s), kbr.Gaussian(scale * h_o)),
         states,
         observations,
-        regularizer=EPSILON * stretch,
-        transition_regularizer=TRANSITION_EPSILON * stretch,
-        posterior_regularizer=d / scale**2,
-        landmarks_states=STATE_RANK,
-        landmarks_observations=OBSERVATION_RANK,
-        form="importance",
-        transition="two-inverse",
+        ridges=(EPSILON * stretch, TRANSITION_EPSILON * stretch),
+        delta=d / scale**2,
+        ranks=(STATE_RANK, OBSERVATION_RANK),
         truncation=TRUNCATION,
+        controls=controls,
     )
+
+
+def smooth(filt, run, regularizer, **options):
+    """Smoothed means."""
+    options = {"estimator": "importance", "clipping": filt.clipping, **options}
+    return kbr.mean(kbr.smooth(filt, run, regularizer=regularizer, **options))
 
 
 @eqx.filter_jit
@@ -86,12 +89,9 @@ def all_candidates(states, observations, tests):
 
     def candidate(parameters):
         filt = fit(states, observations, parameters, 2.0)
-        weights = kbr.filter(filt, tests).weights
-
-        def smoothed(regularizer):
-            return kbr.mean(filt.belief(kbr.smooth(filt, weights, regularizer=regularizer)))
-
-        return kbr.mean(filt.belief(weights)), jax.lax.map(smoothed, jnp.asarray(REGULARIZERS))
+        run = kbr.run_filter(filt, tests)
+        smoothed = functools.partial(smooth, filt, run)
+        return kbr.state_mean(filt, run), jax.lax.map(smoothed, jnp.asarray(REGULARIZERS))
 
     return jax.lax.map(candidate, jnp.asarray(CANDIDATES))
 
@@ -99,16 +99,15 @@ def all_candidates(states, observations, tests):
 @eqx.filter_jit
 def filtered(states, observations, tests, parameters):
     filt = fit(states, observations, parameters, 1.0)
-    return kbr.mean(filt.belief(kbr.filter(filt, tests).weights))
+    return kbr.state_mean(filt, kbr.run_filter(filt, tests))
 
 
 @eqx.filter_jit
 def smoothed(states, observations, tests, parameters, regularizer):
     """Estimates of every lag."""
     filt = fit(states, observations, parameters, 1.0)
-    weights = kbr.filter(filt, tests).weights
-    smooth = functools.partial(kbr.smooth, filt, weights, regularizer=regularizer)
-    return [kbr.mean(filt.belief(smooth(lag=lag))) for lag in LAGS]
+    run = kbr.run_filter(filt, tests)
+    return [smooth(filt, run, regularizer, lag=lag) for lag in LAGS]
 
 
 def choose(states, observations):

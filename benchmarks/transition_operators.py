@@ -37,8 +37,10 @@ def fit(states, landmarks, regularizer, form):
         (states[:-1], states[1:]),
     )
     if form == "moments":
-        maps = kbr.moment_maps(kernel, kernel, points, points, embedding=False)
-        return kbr.fit_moments(kbr.collect_moments(maps, *pairs), regularizer=regularizer)
+        maps = kbr.moments.moment_maps(kernel, kernel, points, points, embedding=False)
+        return kbr.moments.fit_conditional(
+            kbr.moments.collect_moments(maps, *pairs), regularizer=regularizer
+        )
     choice = None if form == "exact" else points
     return kbr.fit_conditional(
         kernel, kernel, *pairs, regularizer=regularizer, landmarks_x=choice, landmarks_y=choice
@@ -51,7 +53,7 @@ def predict(model, queries):
     belief = kbr.condition(model, queries)
     first = kbr.mean(belief)
     for _ in range(STEPS - 1):
-        belief = kbr.sum_rule(model, belief, form="a")
+        belief = kbr.sum_rule(model, belief)
     return first, kbr.mean(belief)
 
 

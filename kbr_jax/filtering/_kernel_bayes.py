@@ -143,7 +143,7 @@ class KernelBayesFilter(AbstractFilter):
         mass = jnp.sum(emission.mass(prior))
         value = safe_divide(matmul(prior, emission.likelihood(code)), mass)
         if on_successors:
-            belief, discarded = self._on_successors(prior, state.shifted, code), jnp.zeros_like(nan)
+            belief, discarded = self._on_successors(prior, state, code), jnp.zeros_like(nan)
         else:
             importance = self.estimator == "importance"
             belief, discarded = update(
@@ -156,11 +156,14 @@ class KernelBayesFilter(AbstractFilter):
         belief = jax.tree.map(lambda b, u: jnp.where(made & ~zero, b, u), belief, unchanged)
         return belief, jnp.where(made, value, nan), jnp.where(made, discarded, 0)
 
-    def _on_successors(self, prior: Array, shifted: Array, code: Array) -> Float[Array, " m"]:
+    def _on_successors(
+        self, prior: Array, state: KernelBayesState, code: Array
+    ) -> Float[Array, " m"]:
         """Bayes' rule of form (a), whose prior stands on the successors."""
-        model, outputs = self.emission, self.transition.outputs  # pyright: ignore
-        ratio = model.ratio(prior, code[None], self.regularizer, False)  # pyright: ignore
-        return shifted * model.regress(ratio, lambda c: matmul(c, outputs.T))[0]  # pyright: ignore
+        model: Any = self.emission
+        outputs = self.transition.outputs  # pyright: ignore[reportAttributeAccessIssue]
+        ratio = model.ratio(prior, code[None], self.regularizer, False)
+        return state.shifted * model.regress(ratio, lambda c: matmul(c, outputs.T))[0]
 
     def advance(self, weights: Any, control: Any) -> KernelBayesState:
         mean, shifted = self.transition.forward(self.emission, weights, control)

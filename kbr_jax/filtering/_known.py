@@ -30,7 +30,7 @@ from ._base import AbstractSmoother, no_controls
 from ._transitions import AbstractTransition
 
 
-def as_function(function: Callable) -> Callable:
+def as_function(function: Callable) -> Any:
     """A function as a pytree: a plain one holds no arrays."""
     return function if isinstance(function, eqx.Module) else jax.tree_util.Partial(function)
 
@@ -314,4 +314,9 @@ def known_likelihood(
     features = fit_features(kernel, states, landmarks, mask)
     regularizer = as_regularizer(regularizer, "regularizer", features.dtype)
     factor = features.ridge(regularizer)
-    return KnownLikelihood(features, regularizer, factor, as_function(log_likelihood))
+    return KnownLikelihood(
+        features_x=features,
+        regularizer=regularizer,
+        factor=factor,
+        log_likelihood=as_function(log_likelihood),
+    )

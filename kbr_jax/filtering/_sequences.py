@@ -79,14 +79,13 @@ def _check_one_sequence(states: Points, observations: Points) -> None:
     )
     if isinstance(states, list):
         raise ValueError(f"`states` is a list and {remedy}")
-    shapes = [
-        np.shape(p) if isinstance(p, (jax.Array, np.ndarray)) else ()
-        for p in (states, observations)
-    ]
-    if all(len(shape) >= 3 for shape in shapes) and shapes[0][0] == shapes[1][0]:
-        square = all(len(shape) == 3 and shape[1] == shape[2] for shape in shapes)
-        if 1 < shapes[1][1] and shapes[0][1] - shapes[1][1] in (0, 1) and not square:
-            raise ValueError(f"`states` has shape {list(shapes[0])}: it {remedy}")
+    if not all(isinstance(part, (jax.Array, np.ndarray)) for part in (states, observations)):
+        return
+    first, second = np.shape(states), np.shape(observations)
+    square = all(len(shape) == 3 and shape[1] == shape[2] for shape in (first, second))
+    if len(first) >= 3 and len(second) >= 3 and first[0] == second[0] and not square:
+        if second[1] > 1 and first[1] - second[1] in (0, 1):
+            raise ValueError(f"`states` has shape {list(first)}: it {remedy}")
 
 
 def delay_embedding(

@@ -16,6 +16,7 @@ from ._model import AbstractEmission
 class AbstractSampleEmission(AbstractEmission):
     """A likelihood P(y | x) on a training sample of x, see `AbstractEmission`."""
 
+    regularizer: eqx.AbstractVar[Float[Array, ""]]
     factor: eqx.AbstractVar[AbstractFactor]
 
     @property
