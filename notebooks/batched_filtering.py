@@ -59,8 +59,8 @@ states[~real], observations[~real] = np.nan, np.nan  # padding may hold anything
 # ## Training on 64 of them
 #
 # A filter learns from triples (state, observation, next state). A triple counts where both its states are real; the mask says
-# so, and padding never enters. `MomentFilter` keeps sums over the triples instead of the triples, so a step costs the same
-# for a thousand of them as for a million. Its soft cells let it clip negative weights.
+# so, and padding never enters. Moments are sums over the triples. A step of a filter on moments costs the same for a thousand
+# triples as for a million. Soft cells let it clip negative weights.
 
 # %%
 train, test = slice(0, 64), slice(64, 128)
@@ -71,19 +71,18 @@ now, seen, later = (
 counts = np.concatenate(real[train, 1:])
 kernel = kbr.Gaussian(jnp.array([0.4, 0.4]))  # one bandwidth for the angle, one for the speed
 landmarks = kbr.kmeanspp_landmarks(now[counts], rank=120, key=jax.random.key(1))
-filt = kbr.MomentFilter.fit(
+kernel_seen = kbr.Gaussian(0.4)
+maps = kbr.moments.moment_maps(
     kernel,
-    kbr.Gaussian(0.4),
-    now,
-    seen,
-    successors=later,
-    mask=counts,
-    regularizer=1e-4,
-    posterior_regularizer=1e-4,
-    landmarks_states=landmarks,
-    landmarks_observations=12,
+    kernel_seen,
+    landmarks,
+    kbr.greedy_landmarks(kernel_seen, seen[counts], rank=12),
     cells=kbr.soft_partition(kernel, landmarks),
+    shift=True,
 )
+moments = kbr.moments.collect_moments(maps, now, seen, later, mask=counts)
+emission = kbr.moments.fit_conditional(moments, regularizer=1e-4)
+filt = kbr.KernelBayesFilter(emission, None, regularizer=1e-4, shift=True)
 print(f"{counts.sum()} triples, from sequences of {lengths.min()} to {lengths.max()} steps")
 
 # %% [markdown]
@@ -99,8 +98,8 @@ observed &= (np.arange(LONGEST) < gaps[:, None]) | (np.arange(LONGEST) >= gaps[:
 
 
 def run(filt, observations, observed):
-    steps = kbr.filter(filt, observations, observed=observed)
-    return filt.belief(steps).weights, filt.expectation(steps)
+    steps = kbr.run_filter(filt, observations, observed=observed)
+    return kbr.belief(filt, steps).weights, kbr.state_mean(filt, steps)
 
 
 alone, batch = jax.jit(run), jax.jit(jax.vmap(run, in_axes=(None, 0, 0)))

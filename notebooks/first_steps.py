@@ -88,7 +88,7 @@ model = kbr.fit_conditional(kernel_x, kbr.Gaussian(0.3), x, y, regularizer=1e-4)
 flat = kbr.embed(kernel_x, x)
 upwards = jnp.array([0.0, 0.5]) + 0.8 * jax.random.normal(keys[5], (800, 2))
 leaning = kbr.embed(kernel_x, upwards)
-posteriors = [kbr.bayes_rule(model, prior, seen, regularizer=1e-4, clip=True) for prior in (flat, leaning)]
+posteriors = [kbr.bayes_rule(model, prior, seen, regularizer=1e-4) for prior in (flat, leaning)]
 
 # %% [markdown]
 # Is that right? Here the densities are known, so the exact posterior can be put on a fine grid, and a grid with weights is an

@@ -65,7 +65,7 @@ initial = {
 
 
 def fit(p):
-    return kbr.KernelBayesFilter.fit(
+    return kbr.fit_filter(
         kbr.Gaussian(p["states"]),
         kbr.Gaussian(p["observations"]),
         *training,
@@ -127,7 +127,7 @@ def exact_filter(seen):
 @jax.jit
 def run(p, seen):
     filt = fit(p)
-    beliefs = filt.belief(kbr.filter(filt, seen).weights)
+    beliefs = kbr.belief(filt, kbr.run_filter(filt, seen))
     return beliefs, kbr.mean(beliefs)
 
 

@@ -49,7 +49,7 @@ def queue(key, theta):
     return jnp.log(jnp.quantile(gaps, jnp.array([0, 0.1, 0.25, 0.5, 0.75, 0.9, 1])))
 
 
-simulations = kbr.simulate(queue, prior, 3000, key=jax.random.key(0))
+simulations = kbr.likelihood_free.simulate(queue, prior, 3000, key=jax.random.key(0))
 
 # %% [markdown]
 # ## One fit for every observation
@@ -65,22 +65,24 @@ kernel_parameters = kbr.Gaussian(0.1 * highest)
 
 
 def left_out(p):
-    first = jax.tree.map(lambda leaf: leaf[:500], simulations)
-    fitted = kbr.fit_posterior(kernel_parameters, kbr.Gaussian(p["factor"] * width), first, regularizer=p["regularizer"])
-    return kbr.leave_out_loss(fitted.model, kernel=lambda a, b: jnp.sum(a * b / highest**2))
+    kernel = kbr.Gaussian(p["factor"] * width)
+    first = simulations.data[:500], simulations.parameters[:500]
+    fitted = kbr.fit_conditional(kernel, kernel_parameters, *first, regularizer=p["regularizer"])
+    return kbr.leave_out_loss(fitted, kernel=lambda a, b: jnp.sum(a * b / highest**2))
 
 
 grid = {"factor": np.array([0.5, 1, 2, 4]), "regularizer": 10.0 ** np.arange(-6, -1)}
 best = kbr.grid_search(left_out, grid).parameters
 kernel_data = kbr.Gaussian(best["factor"] * width)
-model = kbr.fit_posterior(
-    kernel_parameters, kernel_data, simulations, regularizer=best["regularizer"], landmarks_data=200
+pairs = simulations.data, simulations.parameters
+model = kbr.fit_conditional(
+    kernel_data, kernel_parameters, *pairs, regularizer=best["regularizer"], landmarks_x=200
 )
 print({name: float(value) for name, value in best.items()})
 
 truth = jnp.array([4.0, 3.0, 0.15])
 observed = queue(jax.random.key(2), truth)
-posterior = model.posterior(observed)
+posterior = kbr.condition(model, observed)
 low, high = kbr.credible_interval(posterior, 0.8)
 for name, *row in zip(names, truth, kbr.mean(posterior), low, high, strict=True):
     print("{:20s} true {:5.2f}, mean {:5.2f}, 80 % interval {:5.2f} to {:5.2f}".format(name, *map(float, row)))
@@ -97,26 +99,29 @@ print(f"share of time that the counter is busy, expected {busy:.2f}, true {float
 keys = jax.random.split(jax.random.key(3))
 flat = jax.vmap(prior)(jax.random.split(keys[0], 1000))
 informed = flat.at[:, 2].set(0.2 + 0.02 * jax.random.normal(keys[1], (1000,)))
-informed_model = kbr.fit_posterior(
+forward = kbr.fit_conditional(
     kernel_parameters,
     kernel_data,
-    simulations,
-    method="bayes",
-    prior=kbr.embed(kernel_parameters, informed),
+    simulations.parameters,
+    simulations.data,
     regularizer=1e-4,
-    posterior_regularizer=best["regularizer"] ** 2,
-    clip=True,
-    normalize=True,
-    landmarks_parameters=200,
-    landmarks_data=200,
+    landmarks_x=200,
+    landmarks_y=200,
 )
-informed_posterior = informed_model.posterior(observed)
+informed_prior = kbr.embed(kernel_parameters, informed)
+informed_posterior = kbr.bayes_rule(
+    forward,
+    informed_prior,
+    observed,
+    regularizer=best["regularizer"] ** 2,
+    clipping=kbr.Clipping(truncation=0.0),
+)
 
 # %% [markdown]
 # ## Beside regression ABC
 #
 # Approximate Bayesian computation accepts the simulations nearest to the observation and moves them onto it by local linear
-# regression. With 100000 calls of the simulator it is the reference; with our 3000 it is the rival.
+# regression. With 100000 calls of the simulator it is the reference; with our 3000 it is the peer.
 
 
 # %%
@@ -139,7 +144,7 @@ def at_the_door(theta):
     return np.exp(-((theta[:, 2] - 0.2) ** 2) / (2 * 0.02**2))
 
 
-large = kbr.simulate(queue, prior, 100_000, key=jax.random.key(4))
+large = kbr.likelihood_free.simulate(queue, prior, 100_000, key=jax.random.key(4))
 references = [regression_abc(large, observed, 1000), regression_abc(large, observed, 10_000, at_the_door)]
 rival = regression_abc(simulations, observed, 200)
 for title, found, reference in (
@@ -158,8 +163,8 @@ print("flat prior, regression ABC with 3000 calls", np.round(rival[1] @ rival[0]
 # posteriors are wider than they could be, and the intervals hold more than they say.
 
 # %%
-tests = kbr.simulate(queue, prior, 500, key=jax.random.key(5))
-posteriors = model.posterior(tests.data)
+tests = kbr.likelihood_free.simulate(queue, prior, 500, key=jax.random.key(5))
+posteriors = kbr.condition(model, tests.data)
 lower, upper = kbr.credible_interval(posteriors, 0.8)
 inside = np.mean((lower <= tests.parameters) & (tests.parameters <= upper), axis=0)
 spread = np.asarray(highest) / np.sqrt(12)
