@@ -90,18 +90,35 @@ def joint_prediction(sets: list[tuple[np.ndarray, np.ndarray]], stacked: bool) -
 
     Bandwidth by the median heuristic on the last set.
     """
-    observed = kbr.sample_sequence([(jnp.asarray(x), jnp.asarray(y)) for x, y in sets])
+    observed = kbr.dynamics.sample_sequence([(jnp.asarray(x), jnp.asarray(y)) for x, y in sets])
     bandwidth = kbr.median_heuristic(jnp.asarray(sets[-1][0]))
     kernel = kbr.TensorProduct((kbr.Gaussian(bandwidth), kbr.Delta()))
-    model = kbr.fit_dynamics(kernel, observed)
-    return kbr.combine(
+    model = kbr.dynamics.fit_dynamics(kernel, observed)
+    return kbr.dynamics.combine(
         kernel,
         observed,
-        kbr.stacked_forecast(model).coefficients if stacked else kbr.forecast(model)[0],
+        kbr.dynamics.stacked_forecast(model).coefficients
+        if stacked
+        else kbr.dynamics.forecast_coefficients(model)[0],
     )
 
 
 predict = jax.jit(joint_prediction, static_argnums=1)
+
+
+def one_against_the_rest(
+    machine: Any, x: np.ndarray, labels: np.ndarray, weights: np.ndarray, test: np.ndarray
+) -> np.ndarray:
+    """PredSVM by a classifier of scikit-learn (L15 eq 12), without points of weight 0."""
+    used, classes, values = weights != 0, np.unique(labels[weights != 0]), []
+    for positive in classes[1:] if classes.size == 2 else classes:
+        signs = np.where(labels[used] == positive, 1, -1)
+        flipped, size = map(np.asarray, kbr.dynamics.flip_labels(signs, weights[used]))
+        fitted = machine.fit(x[used], flipped, sample_weight=size)
+        values.append(fitted.decision_function(np.asarray(test)))
+    if classes.size == 2:
+        return classes[(values[0] > 0).astype(int)]
+    return classes[np.argmax(values, axis=0)]
 
 
 def predicted(
@@ -115,13 +132,11 @@ def predicted(
     arrays = np.asarray(x), np.asarray(y), np.asarray(weights)
 
     def hinge(penalty):
-        return kbr.fit_predicted_estimator(SVC(kernel="linear", C=penalty), *arrays).predict(
-            test[0]
-        )
+        return one_against_the_rest(SVC(kernel="linear", C=penalty), *arrays, test[0])
 
     def squared(penalty):
-        return kbr.classify(
-            kbr.fit_predicted_svm(x, y, weights, penalty=penalty), jnp.asarray(test[0])
+        return kbr.dynamics.classify(
+            kbr.dynamics.fit_predicted_svm(x, y, weights, penalty=penalty), jnp.asarray(test[0])
         )
 
     return {

@@ -3,11 +3,11 @@ samples.
 
     python -m benchmarks.bimodal_tree
 
-Six hidden variables: $x_0 \sim \frac12 N(-1, .4^2) + \frac12 N(1, .4^2)$ and $x_s \mid x_t \sim
-N(1.2 \sin(2 x_t), .5^2)$ along the edges (0, 1), (1, 2), (1, 3), (0, 4), (4, 5). Nodes 2, 3 and 5
-are seen through $y \sim N(|x|, .4^2)$: the sign must come from the neighbors. Total variation
-between the estimated and the exact marginals, mean over hidden nodes and test cases. Messages in
-feature form; bandwidths and regularizer follow the sample size by fixed rules.
+Six hidden variables: $x_0 \sim \frac12 N(-1, .4^2) + \frac12 N(1, .4^2)$ and
+$x_s \mid x_t \sim N(1.2 \sin(2 x_t), .5^2)$ along the edges (0, 1), (1, 2), (1, 3), (0, 4), (4, 5).
+Nodes 2, 3 and 5 are seen through $y \sim N(|x|, .4^2)$: the sign must come from the neighbors.
+Total variation between the estimated and the exact marginals, mean over hidden nodes and test
+cases. Messages in feature form; bandwidths and regularizer follow the sample size by fixed rules.
 """
 
 import os
@@ -76,9 +76,9 @@ def exact(observed: np.ndarray) -> np.ndarray:
     return values / values.sum(1, keepdims=True)
 
 
-def graph() -> kbr.PairwiseGraph:
-    return kbr.pairwise_graph(
-        [*EDGES, *((node, 6 + place) for place, node in enumerate(SEEN))], observed=[6, 7, 8]
+def graph() -> kbr.propagation.PairwiseGraph:
+    return kbr.propagation.pairwise_graph(
+        [*EDGES, *((node, 6 + place) for place, node in enumerate(SEEN))], observed_nodes=[6, 7, 8]
     )
 
 
@@ -86,8 +86,8 @@ def beliefs(sample: jax.Array, observed: jax.Array, rank: int = 60) -> jax.Array
     """Marginals on the grid `[cases, 6, grid]` learned from joint draws `[9, m]`."""
     width = sample.shape[1] ** -0.2
     kernels = [kbr.Gaussian(1.2 * width)] * 6 + [kbr.Gaussian(0.8 * width)] * 3
-    centers = kbr.given_landmarks(jnp.linspace(-3, 3, rank, dtype=sample.dtype))
-    model = kbr.fit_belief_propagation(
+    centers = kbr.Landmarks(jnp.linspace(-3, 3, rank, dtype=sample.dtype))
+    model = kbr.propagation.fit_belief_propagation(
         graph(),
         kernels,
         points=list(sample),
@@ -98,8 +98,8 @@ def beliefs(sample: jax.Array, observed: jax.Array, rank: int = 60) -> jax.Array
     grid = jnp.asarray(GRID, sample.dtype)
 
     def one(values):
-        messages = kbr.propagate_tree(model, values)
-        return kbr.read_beliefs(
+        messages = kbr.propagation.belief_propagation(model, values)
+        return kbr.propagation.beliefs(
             model, messages, grid, marginal=kbr.Gaussian(0.6 * width)
         ).probabilities
 

@@ -97,13 +97,12 @@ def kalman(
     information = observe.T @ np.linalg.solve(r, observe)
     evidence = t @ np.linalg.solve(r, observe)
     means = kalman_means(transition, q, information, evidence, np.cov(s.T)) + s_mean
-    return np.asarray(kbr.nearest_rotation(jnp.asarray(means.reshape(-1, 3, 3))))
+    return np.asarray(kbr.embedding.nearest_rotation(jnp.asarray(means.reshape(-1, 3, 3))))
 
 
 def kalman_means(transition, q, information, evidence, covariance) -> np.ndarray:
     """Posterior means of a Kalman filter in information form, from a first state with mean 0 and
-    the
-    given covariance.
+    the given covariance.
 
     `information` is C' R^{-1} C and a row of `evidence` C' R^{-1} o: 1200 pixels enter as nine
     numbers a frame.

@@ -32,7 +32,7 @@ class Track(NamedTuple):
 
 
 def run_filter(
-    filt: kbr.AbstractFilter,
+    filt: kbr.filtering.AbstractFilter,
     frames: np.ndarray,
     prior=None,
     tick: Callable[[int], Any] | None = None,
@@ -77,7 +77,7 @@ def kernel_bayes(
     `h` is the chordal bandwidth, None for the trace kernel, `c` that of frames in medians.
     """
     return kbr.fit_filter(
-        kbr.Trace() if h is None else kbr.ChordalGaussian(h),
+        kbr.Linear() if h is None else kbr.Gaussian(h),
         frame_kernel(frames, c),
         rotations,
         frames,
@@ -94,7 +94,7 @@ def kernel_bayes(
 def approximate(rotations, frames, *, h, c, epsilon):
     """The filter of 2009."""
     return kbr.fit_conditional_embedding_filter(
-        kbr.ChordalGaussian(h),
+        kbr.Gaussian(h),
         frame_kernel(frames, c),
         rotations,
         frames,
@@ -112,10 +112,12 @@ def ridge(rotations, frames, tests, *, c, epsilon, window=1) -> np.ndarray:
     model = kbr.fit_conditional(
         frame_kernel(train, c), kbr.Linear(), train, rotations, regularizer=epsilon, landmarks_y=9
     )
-    return np.asarray(kbr.nearest_rotation(kbr.conditional_expectation(model, lambda r: r, query)))
+    return np.asarray(
+        kbr.embedding.nearest_rotation(kbr.conditional_expectation(model, lambda r: r, query))
+    )
 
 
-FILTERS: dict[str, Callable[..., kbr.AbstractFilter]] = {
+FILTERS: dict[str, Callable[..., kbr.filtering.AbstractFilter]] = {
     "kernel Bayes filter (b), clipped, truncated": kernel_bayes,
     "importance-weighted, truncated": lambda r, f, **p: kernel_bayes(
         r, f, estimator="importance", **p

@@ -1,6 +1,5 @@
 """A camera filter that starts half a turn wrong, and when it is back: the kernel Bayes filter with
-a
-rival.
+a rival.
 
     python -m benchmarks.camera_recovery
 
@@ -114,7 +113,7 @@ def sighting(clear: np.ndarray, start: int) -> int | None:
 
 
 def recover(
-    filt: kbr.CusumRestartFilter, data: camera.Camera, start: int, clear: np.ndarray
+    filt: kbr.filtering.CusumRestartFilter, data: camera.Camera, start: int, clear: np.ndarray
 ) -> dict:
     """Run from a wrong start until the filter is on the true side, or the time allowed is over."""
     truth, tests = data.part(camera.SPLIT, 2 * camera.SPLIT)
@@ -140,11 +139,11 @@ def recover(
     }
 
 
-def challenged(data: camera.Camera, tracker: dict[str, Any]) -> kbr.CusumRestartFilter:
+def challenged(data: camera.Camera, tracker: dict[str, Any]) -> kbr.filtering.CusumRestartFilter:
     """The filter with a rival, from the training half."""
     rotations, frames = data.part(0, camera.SPLIT)
     base = kernel_bayes(rotations, frames, **tracker)
-    kernel = kbr.ChordalGaussian(BANDWIDTH)
+    kernel = kbr.Gaussian(BANDWIDTH)
     pairs = jnp.asarray(rotations[:-1]), jnp.asarray(frames[:-1])
     histogram = color_histogram(frames)
     return kbr.fit_cusum_restart(
@@ -152,7 +151,7 @@ def challenged(data: camera.Camera, tracker: dict[str, Any]) -> kbr.CusumRestart
     )
 
 
-def track(filt: kbr.CusumRestartFilter, data: camera.Camera) -> dict[str, Any]:
+def track(filt: kbr.filtering.CusumRestartFilter, data: camera.Camera) -> dict[str, Any]:
     """Error over the test half from the training marginal, and the beliefs replaced."""
     truth, tests = data.part(camera.SPLIT, 2 * camera.SPLIT)
     state, errors, replaced = kbr.init_filter(filt), [], 0

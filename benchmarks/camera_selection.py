@@ -74,7 +74,7 @@ def prior_around(rotation: np.ndarray, rotations: np.ndarray) -> kbr.Embedding:
     weights = jnp.exp(
         -jnp.sum((jnp.asarray(rotations) - rotation) ** 2, axis=(1, 2)) / (2 * 0.3**2)
     )
-    return kbr.embed(kbr.ChordalGaussian(0.6), rotations, weights / jnp.sum(weights))
+    return kbr.embed(kbr.Gaussian(0.6), rotations, weights / jnp.sum(weights))
 
 
 def errors_of(method: str, data: camera.Camera, parameters: dict) -> np.ndarray:

@@ -52,7 +52,7 @@ def of_stretch(data: dict[str, Any], p: dict[str, Any], number):
     rotations, frames = data["rotations"], data["frames"]
     index, part = data["rest"][number], data["parts"][number]
     states, truth = rotations[index], rotations[part]
-    kernel = kbr.ChordalGaussian(p["h"])
+    kernel = kbr.Gaussian(p["h"])
     filt = kbr.fit_filter(
         kernel,
         kbr.Gaussian(p["c"]),
@@ -84,7 +84,7 @@ def on_all(data, p):
     )
 
 
-def learn(name: str, start: dict[str, Any]) -> tuple[kbr.TuneResult, float]:
+def learn(name: str, start: dict[str, Any]) -> tuple[kbr.tuning.TuneResult, float]:
     """The tuned parameters (c in the units of frames), and the median distance of frames."""
     rotations, frames = map(jnp.asarray, camera.load(name, VARIANCE).part(0, camera.SPLIT))
     unit = float(kbr.median_heuristic(frames[::3]))
@@ -92,7 +92,7 @@ def learn(name: str, start: dict[str, Any]) -> tuple[kbr.TuneResult, float]:
         "c": jnp.float32(start["c"] * unit)
     }
     landmarks = (
-        kbr.greedy_landmarks(kbr.ChordalGaussian(initial["h"]), rotations, rank=RANK),
+        kbr.greedy_landmarks(kbr.Gaussian(initial["h"]), rotations, rank=RANK),
         kbr.greedy_landmarks(kbr.Gaussian(initial["c"]), frames, rank=RANK),
     )
     rest, parts = map(jnp.asarray, stretches())
@@ -110,7 +110,7 @@ def learn(name: str, start: dict[str, Any]) -> tuple[kbr.TuneResult, float]:
         jax.tree_util.Partial(on_one, data),
         initial,
         OPTIMIZER,
-        steps=STEPS,
+        num_steps=STEPS,
         positive=lambda p: p,
         validation=jax.tree_util.Partial(on_all, data),
         validate_every=STEPS // 4,

@@ -1,12 +1,11 @@
 r"""Exact conditional embeddings at sample sizes whose Gram matrix does not fit: conjugate
-gradients,
-with and without landmarks.
+gradients, with and without landmarks.
 
     python -m benchmarks.conjugate_gradient [n]
 
-Kernel ridge regression of a smooth function of 3 coordinates in noise, float64. The weights $(K + n
-\lambda I)^{-1} k(X, x)$ of a batch of queries: against a Cholesky factor at a size where that is
-possible, then at n = 100 000 by default, where K alone would take 80 GB.
+Kernel ridge regression of a smooth function of 3 coordinates in noise, float64. The weights
+$(K + n \lambda I)^{-1} k(X, x)$ of a batch of queries: against a Cholesky factor at a size where
+that is possible, then at n = 100 000 by default, where K alone would take 80 GB.
 """
 
 import sys
@@ -48,7 +47,7 @@ def solve(n: int, rank: int, limit: int) -> tuple[dict[str, Any], Any]:
     jax.block_until_ready(model)
     fitted = time.perf_counter()
     factor = model.factor
-    assert isinstance(factor, kbr.ConjugateGradientFactor)
+    assert isinstance(factor, kbr.features.ConjugateGradientFactor)
     weights, report = jax.block_until_ready(
         factor.diagnose(model.features_x.coordinates(queries).T)
     )

@@ -1,9 +1,9 @@
 r"""Kernel density estimation with importance weights: the baseline of F11 section 5.1, in NumPy.
 
-With Gaussian densities of one bandwidth h for x and y, the likelihood is $\hat p(y | x) = \sum_i
-N(x; x_i, h^2) N(y; y_i, h^2) / \sum_i N(x; x_i, h^2)$, and each point $u_j$ of the prior's sample
-gets a weight in proportion to $\hat p(y | u_j)$. In many dimensions the densities under- and
-overflow: everything is a log-sum-exp.
+With Gaussian densities of one bandwidth h for x and y, the likelihood is
+$\hat p(y | x) = \sum_i N(x; x_i, h^2) N(y; y_i, h^2) / \sum_i N(x; x_i, h^2)$, and each point $u_j$
+of the prior's sample gets a weight in proportion to $\hat p(y | u_j)$. In many dimensions the
+densities under- and overflow: everything is a log-sum-exp.
 """
 
 import numpy as np

@@ -1,13 +1,12 @@
 r"""Depth from features on a grid (S13 section 5.1.3, figure 7), on synthetic scenes, since the
-authors'
-images were never released.
+authors' images were never released.
 
     python -m benchmarks.depth            both sizes, figure and JSON python -m benchmarks.depth
     small      20 x 16 only, the rest of the JSON stays; `large`: 107 x 86 and the figure python -m
     benchmarks.depth again      parameters and errors that the JSON has stay; times, and what is
     missing
 
-Scenes and features: `depth_worlds`; a feature fits several depths. Templates by row, as in the
+Scenes and features: `depth_worlds`; a feature fits several depths. Edge types by row, as in the
 paper: one sample for the horizontal edges of a row, for the vertical edges below it, and for its
 likelihood. All methods learn from the same pairs; the parameters of each are the best of as many
 random candidates on validation scenes, judged by mean absolute error after 10 sweeps. Test scenes
@@ -47,7 +46,7 @@ from .depth_worlds import World, worlds
 COMMAND = "python -m benchmarks.depth"
 SWEEPS, PIVOTS = 10, 32
 
-#: Rows, columns; scenes for training, validation and test; pairs a template; candidates.
+#: Rows, columns; scenes for training, validation and test; pairs an edge type; candidates.
 SIZES = {"20 x 16": (20, 16, 40, 6, 120, 400, 40), "107 x 86": (107, 86, 20, 1, 10, 400, 10)}
 FEWER = {"20 x 16": 24, "107 x 86": 16}
 #: Belief propagation with mixtures of Gaussians takes seconds a scene: fewer candidates, and not on
@@ -111,7 +110,7 @@ class Problem:
 
     def kernel(
         self, p: dict, **form: Any
-    ) -> tuple[kbr.PropagationModel, Callable[[World], np.ndarray]]:
+    ) -> tuple[kbr.propagation.PropagationModel, Callable[[World], np.ndarray]]:
         """Kernel belief propagation: the model, and estimates of a scene."""
         model = methods.fit_kernel(self.data, self.scaled(p), **form)
         return model, lambda scene: np.asarray(
@@ -161,7 +160,7 @@ class Problem:
 
 
 def tune(problem: Problem, known: dict[str, dict]) -> dict[str, dict]:
-    """The best of random candidates on the validation scenes, for each method that is not `known`."""
+    """The best random candidate on the validation scenes, for each method that is not `known`."""
     rng, best = np.random.default_rng(7), dict(known)
     for name, space in SPACES.items():
         if name in known or (name == "mixtures" and problem.rows > 20):
@@ -274,10 +273,12 @@ def measure(
         model, estimate = problem.kernel(p, **options)
         jax.block_until_ready(jax.tree.leaves(model))
         fit = time.perf_counter() - start
-        propagate = functools.partial(kbr.propagate_loopy, model, features, floor=floor)
+        propagate = functools.partial(
+            kbr.propagation.belief_propagation, model, features, floor=floor, schedule="loopy"
+        )
         jax.clear_caches()
-        compile_seconds = compiled_in(lambda run=propagate: run(sweeps=SWEEPS).values)
-        sweep = sweep_time(lambda n, run=propagate: run(sweeps=n).values)
+        compile_seconds = compiled_in(lambda run=propagate: run(num_sweeps=SWEEPS).values)
+        sweep = sweep_time(lambda n, run=propagate: run(num_sweeps=n).values)
         record(form, estimate)
         whole = reporting.milliseconds(lambda e=estimate: e(problem.test[0]), 3)
         times[form] = {

@@ -1,7 +1,7 @@
 """Ways to estimate depth from features: kernel belief propagation, discrete belief propagation on
 bins, nodes one by one.
 
-All learn from the same pairs for each row's templates; each returns the depth of every node of a
+All learn from the same pairs for each row's edge types; each returns the depth of every node of a
 scene, row by row.
 """
 
@@ -20,7 +20,7 @@ from .depth_worlds import World
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """Pairs for the templates of `grid_graph`.
+    """Pairs for the edge types of `grid_graph`.
 
     Horizontal and vertical neighbors, depth and features, float32.
     """
@@ -34,7 +34,7 @@ class Training:
 
     @classmethod
     def draw(cls, scenes: list[World], count: int, seed: int) -> "Training":
-        """`count` pairs for each template, without replacement from all scenes."""
+        """`count` pairs for each edge type, without replacement from all scenes."""
         rng = np.random.default_rng(seed)
         depth = np.stack([w.depth for w in scenes]).astype(np.float32)
         features = np.stack([w.features for w in scenes]).astype(np.float32)
@@ -90,18 +90,18 @@ def absolute_error(estimate: Any, scene: World) -> float:
 
 def fit_kernel(
     data: Training, p: dict, *, pivots: int | None = None, exact: bool = False
-) -> kbr.PropagationModel:
+) -> kbr.propagation.PropagationModel:
     """Kernel belief propagation.
 
     Bandwidths `h` of depth and `c` of features; regularizers `epsilon` of edges and `kappa` of
     likelihoods; `rank`.
     """
-    graph = kbr.grid_graph(data.rows, data.columns)
-    ridges = np.full(graph.num_templates, p["epsilon"], np.float32)
+    graph = kbr.propagation.grid_graph(data.rows, data.columns)
+    ridges = np.full(graph.num_edge_types, p["epsilon"], np.float32)
     ridges[-data.rows :] = p["kappa"]
     rank = None if exact else p["rank"]
     kernels = _kernels(data, p)
-    return kbr.fit_belief_propagation(
+    return kbr.propagation.fit_belief_propagation(
         graph, kernels, pairs=data.pairs(), regularizer=ridges, landmarks=rank, pivots=pivots
     )
 
@@ -112,31 +112,37 @@ def _kernels(data: Training, p: dict) -> list:
     ] * data.rows
 
 
-def fit_alone(data: Training, p: dict) -> kbr.PropagationModel:
+def fit_alone(data: Training, p: dict) -> kbr.propagation.PropagationModel:
     """The same model without edges between hidden nodes.
 
     Each node's own feature and the marginal of its row.
     """
     nodes = np.arange(data.rows * data.columns)
-    graph = kbr.pairwise_graph(
+    graph = kbr.propagation.pairwise_graph(
         np.stack([nodes, nodes + len(nodes)], 1),
-        observed=nodes + len(nodes),
-        templates=nodes // data.columns,
+        observed_nodes=nodes + len(nodes),
+        edge_types=nodes // data.columns,
     )
     options = {
         "pairs": data.leaves(),
         "regularizer": jnp.float32(p["kappa"]),
         "landmarks": p["rank"],
     }
-    return kbr.fit_belief_propagation(graph, _kernels(data, p), **options)
+    return kbr.propagation.fit_belief_propagation(graph, _kernels(data, p), **options)
 
 
 def estimate(
-    model: kbr.PropagationModel, grid: jax.Array, features: jax.Array, sweeps: int, floor: float
+    model: kbr.propagation.PropagationModel,
+    grid: jax.Array,
+    features: jax.Array,
+    sweeps: int,
+    floor: float,
 ) -> jax.Array:
     """Posterior medians by kernel belief propagation."""
-    messages = kbr.propagate_loopy(model, features, sweeps=sweeps, floor=floor)
-    return kbr.read_beliefs(model, messages, grid).median()
+    messages = kbr.propagation.belief_propagation(
+        model, features, num_sweeps=sweeps, floor=floor, schedule="loopy"
+    )
+    return kbr.propagation.beliefs(model, messages, grid).median()
 
 
 @jax.jit
@@ -160,8 +166,7 @@ def regress(
 
 def fit_discrete(data: Training, p: dict) -> dict[str, jax.Array]:
     """Tables on `bins` bins: counts of pairs, blurred by a Gaussian of width `blur` (in depth),
-    plus
-    `alpha` in all.
+    plus `alpha` in all.
 
     Matrices `[rows, b, b]` of p(source | target) towards each side; marginals; and the training
     bins of each row, from which the likelihood of a feature is taken, p(bin | x) / p(bin). Features
@@ -203,7 +208,9 @@ def fit_discrete(data: Training, p: dict) -> dict[str, jax.Array]:
     if "c" in p:
         return {**tables, "c": jnp.float32(p["c"])}
     pooled = jnp.asarray(data.features.reshape(-1, data.features.shape[-1]))
-    cells = kbr.kmeanspp_landmarks(pooled, rank=p["cells"], key=jax.random.key(0), iterations=20)
+    cells = kbr.kmeanspp_landmarks(
+        None, pooled, rank=p["cells"], key=jax.random.key(0), num_iterations=20
+    )
     return {**tables, "cells": cells.points}
 
 
@@ -272,4 +279,6 @@ def discrete_estimate(
     for message in discrete_messages(tables, local, sweeps, floor):
         belief = belief * message
     belief = (belief / jnp.sum(belief, -1, keepdims=True)).reshape(-1, local.shape[-1])
-    return kbr.Beliefs(tables["centers"], belief, None, tuple(range(len(belief)))).median()
+    return kbr.propagation.Beliefs(
+        tables["centers"], belief, None, tuple(range(len(belief)))
+    ).median()

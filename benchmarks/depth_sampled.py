@@ -1,10 +1,9 @@
 r"""Belief propagation by samples, for depth from features: particles (Ihler and McAllester 2009)
-and
-mixtures of Gaussians.
+and mixtures of Gaussians.
 
-Potentials are kernel density estimates from the same pairs as everywhere: $p(x_s, x_t) / (p(x_s)
-p(x_t))$ on edges, and for a node's own feature y the density $p(x | y)$, a mixture of normal
-densities at the training depths.
+Potentials are kernel density estimates from the same pairs as everywhere:
+$p(x_s, x_t) / (p(x_s) p(x_t))$ on edges, and for a node's own feature y the density $p(x | y)$, a
+mixture of normal densities at the training depths.
 
 What is simpler than in the originals. Particles: drawn once from $p(x | y)$ of their node, not anew
 from its belief. Mixtures of Gaussians (Sudderth et al. 2003): the product of incoming mixtures is
@@ -152,7 +151,7 @@ def _speak(tables: dict[str, jax.Array], direction: int, x: jax.Array, key: jax.
     pairs = tables[name]
     if (
         name == "down"
-        # the pairs below a row belong to it for the node above, and to the next row for the node below
+        # the pairs below a row are its own for the node above, the next row's for the node below
     ):
         edge = pairs[-1:] if side == 0 else pairs[:1]
         pairs = jnp.concatenate([pairs, edge] if side == 0 else [edge, pairs])

@@ -1,6 +1,5 @@
 r"""Extrapolation on real drifts: digits that turn, shrink and move; patches of a window that pans
-over
-photographs.
+over photographs.
 
     python -m benchmarks.drift
 
@@ -28,14 +27,14 @@ from . import reporting
 COMMAND = "python -m benchmarks.drift"
 STEPS, SMALLEST, LARGEST, REPETITIONS, PATCHES = 9, 20, 60, 4, 60
 KERNELS = {
-    "histogram intersection": kbr.HistogramIntersection(),
-    "RBF chi-squared": kbr.ChiSquared(1.0),
+    "histogram intersection": kbr.kernels.HistogramIntersection(),
+    "RBF chi-squared": kbr.kernels.ChiSquared(1.0),
 }
 METHODS = ("EDD", "EDD, stacked", "last set", "all sets")
 
 
 def normalized(histograms: np.ndarray) -> np.ndarray:
-    """Non-negative features whose coordinates average to 1, so that both kernels are of order one."""
+    """Non-negative features whose coordinates average to 1: both kernels are of order one."""
     return histograms / histograms.mean(axis=1, keepdims=True)
 
 
@@ -127,13 +126,13 @@ SOURCES = {
 @jax.jit
 def distances(kernel: kbr.AbstractKernel, points: jax.Array, mask: jax.Array) -> jax.Array:
     """RKHS distances of all methods to the last set, in the order of METHODS."""
-    sets = kbr.sample_sequence(points, mask=mask)
-    gram = kbr.embedding_gram(kernel, sets)
+    sets = kbr.dynamics.sample_sequence(points, mask=mask)
+    gram = kbr.dynamics.embedding_gram(kernel, sets)
     observed = jax.tree.map(lambda leaf: leaf[:-1], sets)
-    model = kbr.fit_dynamics(kernel, observed)
+    model = kbr.dynamics.fit_dynamics(kernel, observed)
     coefficients = [
-        kbr.forecast(model)[0],
-        kbr.stacked_forecast(model).coefficients,
+        kbr.dynamics.forecast_coefficients(model)[0],
+        kbr.dynamics.stacked_forecast(model).coefficients,
         jnp.zeros(STEPS - 1).at[-1].set(1),
         observed.sizes / jnp.sum(observed.sizes),
     ]

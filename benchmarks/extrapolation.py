@@ -1,6 +1,5 @@
 r"""Extrapolating the dynamics of distributions on Lampert's synthetic settings: his tables 1 and 2,
-and
-better.
+and better.
 
     python -m benchmarks.extrapolation [repetitions at n = 10, 100, 1000]
 
@@ -43,18 +42,20 @@ def kernel() -> kbr.AbstractKernel:
     return float((2 * np.pi) ** -0.5) * kbr.Gaussian(1.0)
 
 
-def truth(setting: str) -> kbr.GaussianMixture:
+def truth(setting: str) -> kbr.experimental.GaussianMixture:
     if setting == "mixture":
         return gaussians([3.0, -3.0], [1.0, 1.0], [0.8, 0.2])
     return gaussians([0.0], [1.0])
 
 
-def gaussians(means: Any, variances: Any, shares: Any = None) -> kbr.GaussianMixture:
+def gaussians(means: Any, variances: Any, shares: Any = None) -> kbr.experimental.GaussianMixture:
     shares = None if shares is None else jnp.asarray(shares)
-    return kbr.gaussian_mixture(jnp.asarray(means)[..., None], jnp.asarray(variances), shares)
+    return kbr.experimental.gaussian_mixture(
+        jnp.asarray(means)[..., None], jnp.asarray(variances), shares
+    )
 
 
-def infinite(setting: str) -> kbr.GaussianMixture:
+def infinite(setting: str) -> kbr.experimental.GaussianMixture:
     """The observed distributions themselves."""
     if setting == "mixture":
         return gaussians([[3.0, -3.0]] * 6, np.ones((6, 2)), np.stack([SHARES, 1 - SHARES], 1))
@@ -83,21 +84,29 @@ def measure(setting: str, sets: jax.Array, future: jax.Array) -> dict[str, dict[
     k, target, n = kernel(), truth(setting), sets.shape[1]
     grid = jnp.linspace(*WINDOWS[setting], 1601)[:, None]
     wide = jnp.linspace(-12, 12, 1201)[:, None]
-    observed = kbr.sample_sequence(sets)
-    model = kbr.fit_dynamics(k, observed, regularizer=1 / n)
+    observed = kbr.dynamics.sample_sequence(sets)
+    model = kbr.dynamics.fit_dynamics(k, observed, regularizer=1 / n)
     predictions = {
         "true": kbr.embed(k, future),
         "last": kbr.embed(k, sets[-1]),
-        "EDD": kbr.extrapolate(model),
-        "noise": kbr.extrapolate(kbr.fit_dynamics(k, observed)),
-        "stacked": kbr.combine(k, observed, kbr.stacked_forecast(model).coefficients),
+        "EDD": kbr.dynamics.extrapolate(model, estimator="ridge"),
+        "noise": kbr.dynamics.extrapolate(
+            kbr.dynamics.fit_dynamics(k, observed), estimator="ridge"
+        ),
+        "stacked": kbr.dynamics.combine(
+            k, observed, kbr.dynamics.stacked_forecast(model).coefficients
+        ),
     }
     for name in ("EDD", "stacked"):
-        predictions[name + "+H"] = kbr.herd(predictions[name], grid, count=n).embedding
+        predictions[name + "+H"] = kbr.herd(predictions[name], grid, num_points=n).embedding
     positive = ("true", "last", "EDD+H", "stacked+H")
     return {
-        "distance": {name: kbr.mmd_mixture(p, target) for name, p in predictions.items()},
-        "KL": {name: kbr.smoothed_kl(target, predictions[name], wide) for name in positive},
+        "distance": {
+            name: kbr.experimental.mmd_mixture(p, target) for name, p in predictions.items()
+        },
+        "KL": {
+            name: kbr.experimental.smoothed_kl(target, predictions[name], wide) for name in positive
+        },
     }
 
 
@@ -140,20 +149,17 @@ def cell(setting: str, n: int, repetitions: int) -> dict[str, Any]:
 def limit(setting: str) -> dict[str, float]:
     """No sampling: the paper's row n = infinity, with the regularizer 0."""
     k, target = kernel(), truth(setting)
-    model = kbr.fit_dynamics(k, infinite(setting), regularizer=0.0)
-    last = jax.tree.map(lambda leaf: leaf[-1], infinite(setting))
-    distances = {
-        "EDD": distance(k, kbr.extrapolate(model), target),
-        "last": distance(k, last, target),
+    mixtures, distance = infinite(setting), kbr.experimental.mmd_mixtures
+    gram = kbr.experimental.mixture_gram(k, mixtures)
+    model = kbr.dynamics.fit_dynamics(k, None, gram=gram, regularizer=0.0)
+    coefficients = kbr.dynamics.forecast_coefficients(model)[0]
+    found = kbr.experimental.combine_mixtures(mixtures, coefficients)
+    last = jax.tree.map(lambda leaf: leaf[-1], mixtures)
+    return {
+        "EDD": float(distance(k, found, target)),
+        "last": float(distance(k, last, target)),
+        "coefficients": np.asarray(coefficients[1:]).tolist(),
     }
-    return distances | {"coefficients": np.asarray(kbr.forecast(model)[0, 1:]).tolist()}
-
-
-def distance(k: kbr.AbstractKernel, p: Any, q: kbr.GaussianMixture) -> float:
-    square = (
-        kbr.inner_mixtures(k, p, p) - 2 * kbr.inner_mixtures(k, p, q) + kbr.inner_mixtures(k, q, q)
-    )
-    return float(np.sqrt(max(float(square), 0)))
 
 
 def deviations(setting: str, n: int, found: dict[str, Any]) -> dict[str, float]:

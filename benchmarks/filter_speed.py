@@ -1,6 +1,5 @@
 r"""Time per filter step against a dense NumPy/SciPy filter, in one run: exact, rank 100, one
-sequence
-and batches.
+sequence and batches.
 
     python -m benchmarks.filter_speed
 

@@ -1,6 +1,5 @@
 r"""The Gaussian problem of F11 sections 5.1 and 5.2, whose posterior is known: data, prior,
-likelihood,
-in NumPy.
+likelihood, in NumPy.
 
 (X, Y) is normal in d + d dimensions with means (0, 1) and covariance $V = A^\top A + 2 I$, A
 standard normal; the prior is $N(0, V_{XX} / 2)$, so that it is not the marginal of X.

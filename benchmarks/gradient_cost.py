@@ -64,7 +64,7 @@ def losses() -> dict[str, tuple[Callable, tuple]]:
         return kbr.leave_out_loss(model(p, rank), kernel=kbr.Linear())
 
     def marginal(p, rank):
-        return kbr.marginal_loss(
+        return kbr.tuning.marginal_loss(
             model(p, rank), held_x, held_y, regularizer=p["delta"], kernel=kbr.Gaussian(1.0)
         )
 

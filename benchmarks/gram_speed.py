@@ -98,11 +98,11 @@ def products(n: int, columns: int, dtype: str) -> tuple[dict[str, float], dict[s
     kernel, points, values = kbr.Gaussian(BANDWIDTH), jnp.asarray(x), jnp.asarray(v)
 
     def loss(x, y, v):
-        return jnp.sum(kbr.gram_matvec(kernel, x, y, v))
+        return jnp.sum(kbr.kernels.gram_matvec(kernel, x, y, v))
 
     arguments = (points, points, values)
     programs = {
-        "product": jax.jit(lambda x, y, v: kbr.gram_matvec(kernel, x, y, v))
+        "product": jax.jit(lambda x, y, v: kbr.kernels.gram_matvec(kernel, x, y, v))
         .lower(*arguments)
         .compile(),
         "gradient": jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(*arguments).compile(),
@@ -110,7 +110,7 @@ def products(n: int, columns: int, dtype: str) -> tuple[dict[str, float], dict[s
     few, peers = keops(x[:100], v[:100]), keops(x, v)
     if few is not None:
         few[1]()  # KeOps compiles a formula when it meets it
-        small = kbr.gram_matvec(kernel, points[:100], points[:100], values[:100])
+        small = kbr.kernels.gram_matvec(kernel, points[:100], points[:100], values[:100])
         difference = np.abs(np.asarray(small) - few[0]()).max()
         assert difference < (1e-3 if dtype == "float32" else 1e-8) * np.sqrt(n), difference
     times, memory = {}, {}

@@ -56,11 +56,11 @@ def coreax_herding(x: jax.Array, unique: bool, block: int) -> Callable[[], np.nd
 def herding(count: int) -> dict[str, Any]:
     x = jax.random.normal(jax.random.key(0), (count, DIMENSIONS)) * jnp.linspace(0.5, 2, DIMENSIONS)
     kernel = kbr.Gaussian(jnp.asarray(BANDWIDTH, jnp.float32))
-    mean = kbr.gram_matvec(kernel, x, x, jnp.full(count, 1 / count))
+    mean = kbr.kernels.gram_matvec(kernel, x, x, jnp.full(count, 1 / count))
     embedding = kbr.embed(kernel, x)
     methods: dict[str, Callable[[], Any]] = {
-        "kbr_jax": lambda: kbr.herd(embedding, count=POINTS).index,
-        "the mean embedding alone, kbr_jax": lambda: kbr.gram_matvec(
+        "kbr_jax": lambda: kbr.herd(embedding, num_points=POINTS).index,
+        "the mean embedding alone, kbr_jax": lambda: kbr.kernels.gram_matvec(
             kernel, x, x, jnp.full(count, 1 / count)
         ),
     }
@@ -94,18 +94,18 @@ def set_products() -> dict[str, float]:
     points = jax.random.normal(jax.random.key(1), (SETS, SET_SIZE, DIMENSIONS))
     kernel = kbr.Gaussian(jnp.asarray(BANDWIDTH, jnp.float32))
     flat, ones = points.reshape(-1, DIMENSIONS), jnp.full(SETS * SET_SIZE, 1 / SET_SIZE)
-    sets = kbr.sample_sequence(points)
+    sets = kbr.dynamics.sample_sequence(points)
     times = {
         "Gram matrix of the sets": reporting.milliseconds(
-            lambda: kbr.embedding_gram(kernel, sets), 1
+            lambda: kbr.dynamics.embedding_gram(kernel, sets), 1
         )
         / 1e3,
         "between two sequences": reporting.milliseconds(
-            lambda: kbr.embedding_gram(kernel, sets, sets), 1
+            lambda: kbr.dynamics.embedding_gram(kernel, sets, sets), 1
         )
         / 1e3,
         "one blocked product": reporting.milliseconds(
-            lambda: kbr.gram_matvec(kernel, flat, flat, ones), 1
+            lambda: kbr.kernels.gram_matvec(kernel, flat, flat, ones), 1
         )
         / 1e3,
     }

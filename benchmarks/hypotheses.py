@@ -47,27 +47,35 @@ def tests() -> dict[str, tuple[Callable[..., jax.Array], float]]:
     should often be found.
     """
     two = {
-        "two samples, permutations": lambda x, y, key: kbr.two_sample_test(
-            G, x, y, key=key, draws=DRAWS
+        "two samples, permutations": lambda x, y, key: kbr.hypotheses.two_sample_test(
+            G, x, y, key=key, num_permutations=DRAWS
         ),
-        "two samples, best of 5 kernels": lambda x, y, key: kbr.two_sample_test(
-            [kbr.Gaussian(h) for h in (0.1, 0.3, 1.0, 3.0, 10.0)], x, y, key=key, draws=DRAWS
+        "two samples, best of 5 kernels": lambda x, y, key: kbr.hypotheses.two_sample_test(
+            [kbr.Gaussian(h) for h in (0.1, 0.3, 1.0, 3.0, 10.0)],
+            x,
+            y,
+            key=key,
+            num_permutations=DRAWS,
         ),
-        "two samples, wild bootstrap": lambda x, y, key: kbr.two_sample_test(
-            G, x, y, key=key, draws=DRAWS, null="wild bootstrap"
+        "two samples, signs": lambda x, y, key: kbr.hypotheses.two_sample_test(
+            G, x, y, key=key, num_permutations=DRAWS, null="signs"
         ),
-        "two samples, blocks of 5": lambda x, y, key: kbr.block_two_sample_test(G, x, y, block=5),
+        "two samples, blocks of 5": lambda x, y, key: kbr.hypotheses.block_two_sample_test(
+            G, x, y, block_size=5
+        ),
     }
     one = {
-        "independence": lambda x, y, key: kbr.independence_test(G, G, x, y, key=key, draws=DRAWS),
-        "independence, rank 10": lambda x, y, key: kbr.independence_test(
-            G, G, x, y, key=key, draws=DRAWS, landmarks=10
+        "independence": lambda x, y, key: kbr.hypotheses.independence_test(
+            G, G, x, y, key=key, num_permutations=DRAWS
+        ),
+        "independence, rank 10": lambda x, y, key: kbr.hypotheses.independence_test(
+            G, G, x, y, key=key, num_permutations=DRAWS, landmarks=10
         ),
     }
 
     def conditional(x, y, z, key):
-        return kbr.conditional_independence_test(
-            G, G, kbr.Gaussian(0.5), x, y, z, regularizer=1e-3, key=key, draws=DRAWS
+        return kbr.hypotheses.conditional_independence_test(
+            G, G, kbr.Gaussian(0.5), x, y, z, regularizer=1e-3, key=key, num_draws=DRAWS
         )
 
     def bound(make, test):
@@ -87,7 +95,7 @@ def tests() -> dict[str, tuple[Callable[..., jax.Array], float]]:
         model = kbr.fit_conditional(
             kbr.Gaussian(0.5), kbr.TensorProduct((G, G)), z, (x, y), regularizer=1e-3
         )
-        return kbr.local_dependence_test(model, jnp.zeros(1), key=key, draws=DRAWS)
+        return kbr.experimental.local_dependence_test(model, jnp.zeros(1), key=key, num_draws=DRAWS)
 
     return found | {"dependence where z = 0, n = 200": (bound(triples, local), 0.3)}
 
@@ -119,14 +127,18 @@ def against_hyppo() -> dict[str, Any]:
     problems: dict[str, Any] = {
         "two samples": (
             lambda x, y, draws: (
-                kbr.two_sample_test(G, x, y, key=jax.random.key(1), draws=draws).p_value
+                kbr.hypotheses.two_sample_test(
+                    G, x, y, key=jax.random.key(1), num_permutations=draws
+                ).p_value
             ),
             lambda x, y, draws: mmd.test(x, y, reps=draws, auto=False)[1],
             lambda key: two_samples(key, 0.4),
         ),
         "independence": (
             lambda x, y, draws: (
-                kbr.independence_test(G, G, x, y, key=jax.random.key(1), draws=draws).p_value
+                kbr.hypotheses.independence_test(
+                    G, G, x, y, key=jax.random.key(1), num_permutations=draws
+                ).p_value
             ),
             lambda x, y, draws: hsic.test(x, y, reps=draws, auto=False)[1],
             lambda key: pairs(key, 0.5),
@@ -142,8 +154,8 @@ def against_hyppo() -> dict[str, Any]:
         return reporting.milliseconds(lambda: test(x, y, LARGE_DRAWS), 3) / 1e3
 
     def rank_50(x: jax.Array, y: jax.Array, draws: int) -> jax.Array:
-        return kbr.independence_test(
-            G, G, x, y, key=jax.random.key(1), draws=draws, landmarks=50
+        return kbr.hypotheses.independence_test(
+            G, G, x, y, key=jax.random.key(1), num_permutations=draws, landmarks=50
         ).p_value
 
     # Before the peer's first call, which leaves threads behind.

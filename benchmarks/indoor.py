@@ -21,11 +21,11 @@ and all parameters of the other methods, by comparing candidates. Laps 6, 7 and 
 everything is chosen.
 
 The two users walk paths that do not touch, so a belief on the wrong path never comes back by
-itself. The filter therefore restarts where an observation contradicts its prediction (`ResetFilter`);
-the threshold is chosen on the laps left out, started rightly and from the other user's first
-observation. This was added after a first run without it, in which the filter was best on the laps
-left out and as good as others on five test laps, but lost the sixth (lap 9, user 2; mean of all
-1.14 m).
+itself. The filter therefore restarts where an observation contradicts its prediction
+(`ResetFilter`); the threshold is chosen on the laps left out, started rightly and from the other
+user's first observation. This was added after a first run without it, in which the filter was best
+on the laps left out and as good as others on five test laps, but lost the sixth (lap 9, user 2;
+mean of all 1.14 m).
 """
 
 import functools

@@ -174,8 +174,7 @@ def ridge(
 
 def kalman(measured: np.ndarray, agility: float) -> np.ndarray:
     """Kalman filter with nearly constant velocity on measured positions; `agility` is the ratio of
-    its
-    two noises.
+    its two noises.
 
     Noise of the measurement has variance 1, white noise of the acceleration `agility`: the estimate
     depends on the ratio only.

@@ -4,9 +4,10 @@ dynamics.
     python -m benchmarks.kernel_kalman [repetitions]
 
 The belief is a mean m and a covariance P in the features phi of r landmarks of the states; with
-Phi, Phi+ and Psi the features of training states, successors and observations, $F = \Phi_+^\top
-\Phi (\Phi^\top \Phi + n \lambda I)^{-1}$ and $C = \Psi^\top \Phi (\Phi^\top \Phi + n \lambda
-I)^{-1}$, each with the covariance V, R of its residuals,
+Phi, Phi+ and Psi the features of training states, successors and observations,
+$F = \Phi_+^\top \Phi (\Phi^\top \Phi + n \lambda I)^{-1}$ and
+$C = \Psi^\top \Phi (\Phi^\top \Phi + n \lambda I)^{-1}$, each with the covariance V, R of its
+residuals,
 
 $$ m^- = F m, \quad P^- = F P F^\top + V, \quad Q = P^- C^\top (C P^- C^\top + R + \kappa
    I)^{-1}, \quad

@@ -51,14 +51,14 @@ def methods(x: np.ndarray) -> dict:
     """Ways to choose landmarks, by name."""
     kernel, points, key = kbr.Gaussian(BANDWIDTH), jnp.asarray(x), jax.random.key(0)
     return {
-        "NumPy, greedy": lambda: kbr.given_landmarks(points[numpy_greedy(x)]),
-        "kbr_jax, greedy": lambda: kbr.greedy_landmarks(kernel, points, rank=RANK, block=1),
+        "NumPy, greedy": lambda: kbr.Landmarks(points[numpy_greedy(x)]),
+        "kbr_jax, greedy": lambda: kbr.greedy_landmarks(kernel, points, rank=RANK, block_size=1),
         "kbr_jax, greedy in blocks": lambda: kbr.greedy_landmarks(kernel, points, rank=RANK),
         "kbr_jax, random by rejection": lambda: kbr.rpcholesky_landmarks(
             kernel, points, rank=RANK, key=key
         ),
-        "kbr_jax, k-means++": lambda: kbr.kmeanspp_landmarks(points, rank=RANK, key=key),
-        "kbr_jax, stream": lambda: kbr.streaming_landmarks(
+        "kbr_jax, k-means++": lambda: kbr.kmeanspp_landmarks(None, points, rank=RANK, key=key),
+        "kbr_jax, stream": lambda: kbr.features.streaming_landmarks(
             kernel,
             (points[start : start + CHUNK] for start in range(0, POINTS, CHUNK)),
             rank=RANK,
@@ -86,9 +86,7 @@ def main() -> None:
     if nystroem is not None:
         name = "scikit-learn, Nystroem (fit)"
         milliseconds[name] = reporting.milliseconds(nystroem, REPEATS)
-        traces[name] = (
-            float(trace(kbr.given_landmarks(jnp.asarray(nystroem().components_)))) / POINTS
-        )
+        traces[name] = float(trace(kbr.Landmarks(jnp.asarray(nystroem().components_)))) / POINTS
 
     peers = ("NumPy, greedy", "kbr_jax, greedy")
     ratios = {

@@ -188,7 +188,7 @@ def fit_a_million() -> dict[str, float]:
     )
     before = peak_megabytes()
     kernel = kbr.Gaussian(jnp.float32(3.0))
-    landmarks = [kbr.given_landmarks(jnp.asarray(a[:FIT_RANK])) for a in (x, y)]
+    landmarks = [kbr.Landmarks(jnp.asarray(a[:FIT_RANK])) for a in (x, y)]
     maps = kbr.moments.moment_maps(kernel, kernel, *landmarks, embedding=False, shift=True)
     collect = kbr.moments.collect_moments
     small = jax.block_until_ready(collect(maps, x[:20_000], y[:20_000], following[:20_000]))

@@ -28,7 +28,7 @@ def moments(rotations, frames, *, h, c, epsilon, delta, centers=None, copies=1, 
     """The moment form of `camera_methods.kernel_bayes`, on `copies` of the training half with noise
     of their own.
     """
-    kernel, kernel_frames = kbr.ChordalGaussian(h), camera_methods.frame_kernel(frames, c)
+    kernel, kernel_frames = kbr.Gaussian(h), camera_methods.frame_kernel(frames, c)
     states, successors, seen = rotations[:-1], rotations[1:], frames[:-1]
     landmarks = kbr.greedy_landmarks(kernel, states, rank=camera_methods.RANK)
     cells = (
@@ -71,7 +71,7 @@ def track(filt: kbr.KernelBayesFilter, frames: np.ndarray) -> tuple[np.ndarray, 
         means.append(np.asarray(expectation(filt, run.weights)))
         times.append((time.perf_counter() - begin) / len(means[-1]))
     matrices = jnp.asarray(np.concatenate(means).reshape(-1, 3, 3))
-    return np.asarray(kbr.nearest_rotation(matrices)), 1e3 * float(np.median(times))
+    return np.asarray(kbr.embedding.nearest_rotation(matrices)), 1e3 * float(np.median(times))
 
 
 def main() -> None:

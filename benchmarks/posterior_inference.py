@@ -1,6 +1,5 @@
 r"""Posterior means from samples alone, F11 section 5.1: kernel Bayes' rule beside kernel densities
-with
-importance weights.
+with importance weights.
 
     python -m benchmarks.posterior_inference [runs]
 
@@ -58,14 +57,14 @@ CURVES = {
 NORMALIZED = kbr.Clipping(False, 0.0)
 
 
-def fit(factor: jax.Array | float, x: jax.Array, y: jax.Array) -> kbr.ConditionalEmbedding:
+def fit(factor: jax.Array | float, x: jax.Array, y: jax.Array) -> kbr.rules.ConditionalEmbedding:
     """P(Y | X) with Gaussian kernels of the median bandwidths times a factor."""
     kernel_x, kernel_y = (kbr.Gaussian(factor * kbr.median_heuristic(points)) for points in (x, y))
     return kbr.fit_conditional(kernel_x, kernel_y, x, y, regularizer=EPSILON)
 
 
 def posterior_mean(
-    model: kbr.ConditionalEmbedding,
+    model: kbr.rules.ConditionalEmbedding,
     prior: jax.Array,
     y: jax.Array,
     estimator: Any = "pairs",
@@ -87,7 +86,7 @@ def select(x: jax.Array, y: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.
     def marginal(factor):
         def score(training, held_out):
             model = fit(factor, *training)
-            return kbr.marginal_loss(
+            return kbr.tuning.marginal_loss(
                 model, *held_out, regularizer=DELTA, kernel=reference, clipping=NORMALIZED
             )
 

@@ -40,7 +40,7 @@ def choices(kernel, points, rank: int) -> dict:
     ways: dict[str, Callable[[], Any]] = {
         "greedy": lambda: kbr.greedy_landmarks(kernel, points, rank=rank),
         "random by residual": lambda: kbr.rpcholesky_landmarks(kernel, points, rank=rank, key=key),
-        "k-means++": lambda: kbr.kmeanspp_landmarks(points, rank=rank, key=key),
+        "k-means++": lambda: kbr.kmeanspp_landmarks(None, points, rank=rank, key=key),
         "uniform": lambda: kbr.uniform_landmarks(points, rank=rank, key=key),
     }
     if isinstance(kernel, kbr.Gaussian) and points.shape[1] < 10:
@@ -81,7 +81,7 @@ def room(rank: int, choice: str) -> tuple[float, float]:
     data = camera.load("camera_lookalike", 1e-3)
     rotations, frames = data.part(0, camera.SPLIT)
     p = camera_selection.selected("camera_lookalike", 1e-3)[CLIPPED]
-    kernels = kbr.ChordalGaussian(p["h"]), camera_methods.frame_kernel(frames, p["c"])
+    kernels = kbr.Gaussian(p["h"]), camera_methods.frame_kernel(frames, p["c"])
     samples = jnp.asarray(rotations[:-1]), jnp.asarray(frames[:-1])
     features = [choices(k, x, rank)[choice]() for k, x in zip(kernels, samples, strict=True)]
     filt = kbr.fit_filter(

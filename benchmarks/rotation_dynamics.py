@@ -6,11 +6,11 @@ filter.
 The defaults are 40 repetitions at T = 200 and 400 and 20 at T = 800; cells that are not run keep
 their last results.
 
-State (u, v), $\theta_{t+1} = \operatorname{atan2}(v_t, u_t) + \eta$, $(u, v)_{t+1} = (1 + b \sin(8
-\theta_{t+1})) (\cos\theta_{t+1}, \sin\theta_{t+1})$ plus noise, observed with noise, both N(0,
-0.2^2 I); (a) eta = .3, b = 0; (b) eta = .4, b = .4. Train on T steps, test on 200 (20 of burn-in):
-squared error of the state, as a ratio to that of a bootstrap particle filter which knows the true
-model, on the same test sequences.
+State (u, v), $\theta_{t+1} = \operatorname{atan2}(v_t, u_t) + \eta$,
+$(u, v)_{t+1} = (1 + b \sin(8 \theta_{t+1})) (\cos\theta_{t+1}, \sin\theta_{t+1})$ plus noise,
+observed with noise, both N(0, 0.2^2 I); (a) eta = .3, b = 0; (b) eta = .4, b = .4. Train on T
+steps, test on 200 (20 of burn-in): squared error of the state, as a ratio to that of a bootstrap
+particle filter which knows the true model, on the same test sequences.
 
 All parameters are chosen by halving the training sample: fit on one half, filter the other, and the
 reverse. "Selected" takes the candidate of least validation error V; "averaged" averages the
@@ -220,8 +220,7 @@ def summarize(rows):
 
 def run_cells(name, command, defaults, repetition, summarize):
     """Repeat each cell of a benchmark as its command line `[repetitions [T ...]]` asks, and save
-    its
-    summary.
+    its summary.
 
     `defaults` are the repetitions of each T. Cells that are not run keep their last results.
     """

@@ -121,7 +121,7 @@ def by_gradient(data, key, start: dict[str, Any]) -> dict[str, Any]:
         jax.tree_util.Partial(on_one, data),
         start,
         OPTIMIZER,
-        steps=STEPS,
+        num_steps=STEPS,
         positive=lambda p: [p[name] for name in START],
         validation=jax.tree_util.Partial(on_all, data),
         validate_every=11,

@@ -1,6 +1,5 @@
 r"""Smoothing against filtering on the rotation dynamics of F11 and S13, beside the optimal filter
-and
-smoother.
+and smoother.
 
     python -m benchmarks.smoothing [repetitions [T ...]]
 
@@ -134,7 +133,7 @@ def name_of(lag):
 
 
 def repetition(system, size, seed):
-    """Mean squared errors, the distances between the two EKFs and UKFs, and the chosen parameters."""
+    """Mean squared errors, distances between the two EKFs and UKFs, the chosen parameters."""
     rng = np.random.default_rng([seed, size, system == "b"])
     states, observations = simulate(system, size, rng)
     truth, tests = simulate(system, TEST, rng)
@@ -196,11 +195,14 @@ def summarize(rows):
     }
 
 
+def _ratio(cell):
+    return f"{cell['ratio']:.3f} ± {cell['ratio_se']:.3f}"
+
+
 def show(results):
     for title in ("to optimal filter", "to optimal of its lag", "to its filter"):
         methods = [cell["methods"] for cell in results.values()]
-        rows = [[name, *(f"{c[name][title]['ratio']:.3f} ± {c[name][title]['ratio_se']:.3f}" for c in methods)]
-                for name in methods[0]]  # fmt: skip
+        rows = [[name, *(_ratio(c[name][title]) for c in methods)] for name in methods[0]]
         print(reporting.table([f"mean squared error {title}", *results], rows), end="\n\n")
 
 

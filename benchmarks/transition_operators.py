@@ -1,6 +1,5 @@
 r"""The learned transition of the rotation dynamics (b): conditional embeddings against the
-operators of
-kooplearn.
+operators of kooplearn.
 
     python -m benchmarks.transition_operators
 
@@ -33,7 +32,7 @@ REGULARIZERS, RANKS = 10.0 ** np.arange(-9.0, -2.0), (25, 100, 200)
 def fit(states, landmarks, regularizer, form):
     kernel, points, pairs = (
         kbr.Gaussian(BANDWIDTH),
-        kbr.given_landmarks(landmarks),
+        kbr.Landmarks(landmarks),
         (states[:-1], states[1:]),
     )
     if form == "moments":

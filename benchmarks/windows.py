@@ -33,7 +33,7 @@ OPTIMAL = "optimal (particle filter, true model)"
 
 def regression(
     p: dict[str, Any], states: jax.Array, windows: jax.Array
-) -> kbr.ConditionalEmbedding:
+) -> kbr.rules.ConditionalEmbedding:
     kernel = kbr.Gaussian(jnp.repeat(p["c"], states.shape[1]) * kbr.median_heuristic(windows))
     return kbr.fit_conditional(kernel, kbr.Linear(), windows, states, regularizer=p["epsilon"])
 
@@ -54,7 +54,7 @@ def by_leave_one_out(states: jax.Array, windows: jax.Array, length: int) -> dict
     loss = jax.tree_util.Partial(left_out, (states, windows))
     optimizer = optax.adam(optax.cosine_decay_schedule(0.2, STEPS))
     return kbr.tune(
-        loss, start, optimizer, steps=STEPS, positive=lambda p: list(p.values()), progress=False
+        loss, start, optimizer, num_steps=STEPS, positive=lambda p: list(p.values()), progress=False
     ).parameters
 
 

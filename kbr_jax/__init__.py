@@ -1,175 +1,188 @@
-"""Probability with kernels: distributions are weighted samples in an RKHS."""
+"""Probability with kernels: distributions are weighted samples in an RKHS.
 
-from . import experimental as experimental
-from . import likelihood_free as likelihood_free
-from . import moments as moments
-from .dynamics import DistributionDynamics as DistributionDynamics
-from .dynamics import PredictedEstimator as PredictedEstimator
-from .dynamics import PredictedSVM as PredictedSVM
-from .dynamics import SampleSequence as SampleSequence
-from .dynamics import Stacked as Stacked
-from .dynamics import classify as classify
-from .dynamics import combine as combine
-from .dynamics import decision_values as decision_values
-from .dynamics import embedding_gram as embedding_gram
-from .dynamics import extrapolate as extrapolate
-from .dynamics import fit_dynamics as fit_dynamics
-from .dynamics import fit_predicted_estimator as fit_predicted_estimator
-from .dynamics import fit_predicted_svm as fit_predicted_svm
-from .dynamics import flip_labels as flip_labels
-from .dynamics import forecast as forecast
-from .dynamics import leave_one_out_errors as leave_one_out_errors
-from .dynamics import recency_weights as recency_weights
-from .dynamics import refit_dynamics as refit_dynamics
-from .dynamics import rolling_origin_errors as rolling_origin_errors
-from .dynamics import sample_sequence as sample_sequence
-from .dynamics import sampling_noise as sampling_noise
-from .dynamics import stacked_forecast as stacked_forecast
-from .embedding import CrossCovariance as CrossCovariance
-from .embedding import Embedding as Embedding
-from .embedding import GaussianMixture as GaussianMixture
-from .embedding import JointEmbedding as JointEmbedding
-from .embedding import covariance as covariance
-from .embedding import credible_interval as credible_interval
-from .embedding import cross_covariance as cross_covariance
-from .embedding import decode as decode
-from .embedding import decode_fixed_point as decode_fixed_point
-from .embedding import decode_gradient as decode_gradient
-from .embedding import decode_permutation as decode_permutation
-from .embedding import decode_rotation as decode_rotation
-from .embedding import decoding_objective as decoding_objective
-from .embedding import embed as embed
-from .embedding import embed_joint as embed_joint
-from .embedding import evaluate as evaluate
-from .embedding import evaluate_mixture as evaluate_mixture
-from .embedding import expectation as expectation
-from .embedding import gaussian_mixture as gaussian_mixture
-from .embedding import hsic as hsic
-from .embedding import inner as inner
-from .embedding import inner_mixtures as inner_mixtures
-from .embedding import joint_expectation as joint_expectation
-from .embedding import marginals as marginals
-from .embedding import mean as mean
-from .embedding import mixture as mixture
-from .embedding import mmd as mmd
-from .embedding import mmd_mixture as mmd_mixture
-from .embedding import nearest_rotation as nearest_rotation
-from .embedding import norm as norm
-from .embedding import normalize as normalize
-from .embedding import quantile as quantile
-from .embedding import smoothed_kl as smoothed_kl
-from .embedding import squared_hs_norm as squared_hs_norm
-from .embedding import squared_mmd as squared_mmd
-from .embedding import squared_norm as squared_norm
-from .embedding import witness as witness
-from .features import AbstractFeatures as AbstractFeatures
-from .features import ConjugateGradient as ConjugateGradient
-from .features import ConjugateGradientFactor as ConjugateGradientFactor
-from .features import DenseGram as DenseGram
-from .features import FeatureChoice as FeatureChoice
-from .features import FourierFeatures as FourierFeatures
-from .features import IncompleteCholesky as IncompleteCholesky
-from .features import LandmarkFeatures as LandmarkFeatures
-from .features import Landmarks as Landmarks
-from .features import LazyGram as LazyGram
-from .features import PartitionOfUnity as PartitionOfUnity
-from .features import RandomFourier as RandomFourier
-from .features import SolveReport as SolveReport
-from .features import given_landmarks as given_landmarks
-from .features import greedy_landmarks as greedy_landmarks
-from .features import incomplete_cholesky as incomplete_cholesky
-from .features import kmeanspp_landmarks as kmeanspp_landmarks
-from .features import random_fourier as random_fourier
-from .features import rpcholesky_landmarks as rpcholesky_landmarks
-from .features import soft_partition as soft_partition
-from .features import streaming_landmarks as streaming_landmarks
-from .features import uniform_landmarks as uniform_landmarks
-from .filtering import AbstractFilter as AbstractFilter
-from .filtering import ConditionalEmbeddingFilter as ConditionalEmbeddingFilter
-from .filtering import CusumRestartFilter as CusumRestartFilter
-from .filtering import DiscriminantLikelihood as DiscriminantLikelihood
-from .filtering import FilterOutput as FilterOutput
-from .filtering import GaussianTransition as GaussianTransition
-from .filtering import KernelBayesFilter as KernelBayesFilter
-from .filtering import KnownLikelihood as KnownLikelihood
-from .filtering import SimulatedTransition as SimulatedTransition
-from .filtering import belief as belief
-from .filtering import delay_embedding as delay_embedding
-from .filtering import filter_step as filter_step
-from .filtering import fit_conditional_embedding_filter as fit_conditional_embedding_filter
-from .filtering import fit_cusum_restart as fit_cusum_restart
-from .filtering import fit_discriminant as fit_discriminant
-from .filtering import fit_filter as fit_filter
-from .filtering import init_filter as init_filter
-from .filtering import init_from_observation as init_from_observation
-from .filtering import known_likelihood as known_likelihood
-from .filtering import predict as predict
-from .filtering import run_filter as run_filter
-from .filtering import smooth as smooth
-from .filtering import state_mean as state_mean
-from .herding import HerdingResult as HerdingResult
-from .herding import herd as herd
-from .herding import herd_continuous as herd_continuous
-from .hypotheses import TestResult as TestResult
-from .hypotheses import block_two_sample_test as block_two_sample_test
-from .hypotheses import conditional_independence_test as conditional_independence_test
-from .hypotheses import independence_test as independence_test
-from .hypotheses import local_dependence_test as local_dependence_test
-from .hypotheses import two_sample_test as two_sample_test
-from .kernels import AbstractKernel as AbstractKernel
-from .kernels import ChiSquared as ChiSquared
-from .kernels import ChordalGaussian as ChordalGaussian
-from .kernels import Delta as Delta
-from .kernels import DirectSum as DirectSum
-from .kernels import Gaussian as Gaussian
-from .kernels import HistogramIntersection as HistogramIntersection
-from .kernels import Laplace as Laplace
-from .kernels import Linear as Linear
-from .kernels import Matern12 as Matern12
-from .kernels import Matern32 as Matern32
-from .kernels import Matern52 as Matern52
-from .kernels import Polynomial as Polynomial
-from .kernels import Precomputed as Precomputed
-from .kernels import RationalQuadratic as RationalQuadratic
-from .kernels import TensorProduct as TensorProduct
-from .kernels import Trace as Trace
-from .kernels import diagonal as diagonal
-from .kernels import gram as gram
-from .kernels import gram_matvec as gram_matvec
-from .kernels import median_heuristic as median_heuristic
-from .propagation import Beliefs as Beliefs
-from .propagation import Likelihood as Likelihood
-from .propagation import Messages as Messages
-from .propagation import PairwiseGraph as PairwiseGraph
-from .propagation import PropagationModel as PropagationModel
-from .propagation import fit_belief_propagation as fit_belief_propagation
-from .propagation import grid_graph as grid_graph
-from .propagation import pairwise_graph as pairwise_graph
-from .propagation import propagate_loopy as propagate_loopy
-from .propagation import propagate_tree as propagate_tree
-from .propagation import read_beliefs as read_beliefs
-from .rules import Clipping as Clipping
-from .rules import ConditionalEmbedding as ConditionalEmbedding
-from .rules import bayes_rule as bayes_rule
-from .rules import chain_rule as chain_rule
-from .rules import clip_and_normalize as clip_and_normalize
-from .rules import condition as condition
-from .rules import condition_centered as condition_centered
-from .rules import conditional_cross_covariance as conditional_cross_covariance
-from .rules import conditional_expectation as conditional_expectation
-from .rules import fit_conditional as fit_conditional
-from .rules import sum_rule as sum_rule
-from .tuning import Grid as Grid
-from .tuning import History as History
-from .tuning import TuneResult as TuneResult
-from .tuning import cross_validate as cross_validate
-from .tuning import filter_loss as filter_loss
-from .tuning import grid_search as grid_search
-from .tuning import leave_out_loss as leave_out_loss
-from .tuning import load as load
-from .tuning import marginal_loss as marginal_loss
-from .tuning import minibatch as minibatch
-from .tuning import mmd_power as mmd_power
-from .tuning import regression_loss as regression_loss
-from .tuning import save as save
-from .tuning import tune as tune
+Flat names are what most programs need. All else is in the namespaces, by topic: `kernels`,
+`embedding`, `features`, `rules`, `moments`, `filtering`, `herding`, `tuning`, `dynamics`,
+`hypotheses`, `propagation`, `likelihood_free`, `plotting` and `experimental`.
+
+Docstrings name these papers: S09 and S13 (Song et al. 2009, 2013), F11 (Fukumizu et al. 2011), L15
+(Lampert 2015), K16 (Kanagawa et al. 2016). The README has their titles.
+"""
+
+from . import dynamics, experimental, hypotheses, likelihood_free, moments, propagation
+from .embedding import (
+    Embedding,
+    credible_interval,
+    decode,
+    decode_fixed_point,
+    decode_gradient,
+    decode_rotation,
+    embed,
+    evaluate,
+    expectation,
+    hsic,
+    inner,
+    marginal,
+    mean,
+    mixture,
+    mmd,
+    norm,
+    normalize,
+    quantile,
+    sample,
+    std,
+    variance,
+    witness,
+)
+from .features import (
+    ConjugateGradient,
+    Landmarks,
+    greedy_landmarks,
+    kmeanspp_landmarks,
+    random_fourier,
+    rpcholesky_landmarks,
+    soft_partition,
+    uniform_landmarks,
+)
+from .filtering import (
+    GaussianTransition,
+    KernelBayesFilter,
+    SimulatedTransition,
+    belief,
+    delay_embedding,
+    filter_step,
+    fit_conditional_embedding_filter,
+    fit_cusum_restart,
+    fit_filter,
+    init_filter,
+    init_from_observation,
+    known_likelihood,
+    predict,
+    run_filter,
+    smooth,
+    state_mean,
+)
+from .herding import (
+    herd,
+    herd_continuous,
+)
+from .kernels import (
+    AbstractKernel,
+    Delta,
+    DirectSum,
+    Gaussian,
+    Laplace,
+    Linear,
+    Matern12,
+    Matern32,
+    Matern52,
+    Polynomial,
+    Precomputed,
+    RationalQuadratic,
+    TensorProduct,
+    gram,
+    median_heuristic,
+)
+from .rules import (
+    Clipping,
+    bayes_rule,
+    chain_rule,
+    condition,
+    condition_centered,
+    conditional_expectation,
+    fit_conditional,
+    sum_rule,
+)
+from .tuning import (
+    cross_validate,
+    filter_loss,
+    grid_search,
+    leave_out_loss,
+    load,
+    regression_loss,
+    save,
+    tune,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AbstractKernel",
+    "Clipping",
+    "ConjugateGradient",
+    "Delta",
+    "DirectSum",
+    "Embedding",
+    "Gaussian",
+    "GaussianTransition",
+    "KernelBayesFilter",
+    "Landmarks",
+    "Laplace",
+    "Linear",
+    "Matern12",
+    "Matern32",
+    "Matern52",
+    "Polynomial",
+    "Precomputed",
+    "RationalQuadratic",
+    "SimulatedTransition",
+    "TensorProduct",
+    "bayes_rule",
+    "belief",
+    "chain_rule",
+    "condition",
+    "condition_centered",
+    "conditional_expectation",
+    "credible_interval",
+    "cross_validate",
+    "decode",
+    "decode_fixed_point",
+    "decode_gradient",
+    "decode_rotation",
+    "delay_embedding",
+    "embed",
+    "evaluate",
+    "expectation",
+    "filter_loss",
+    "filter_step",
+    "fit_conditional",
+    "fit_conditional_embedding_filter",
+    "fit_cusum_restart",
+    "fit_filter",
+    "gram",
+    "greedy_landmarks",
+    "grid_search",
+    "herd",
+    "herd_continuous",
+    "hsic",
+    "init_filter",
+    "init_from_observation",
+    "inner",
+    "kmeanspp_landmarks",
+    "known_likelihood",
+    "leave_out_loss",
+    "load",
+    "marginal",
+    "mean",
+    "median_heuristic",
+    "mixture",
+    "mmd",
+    "norm",
+    "normalize",
+    "predict",
+    "quantile",
+    "random_fourier",
+    "regression_loss",
+    "rpcholesky_landmarks",
+    "run_filter",
+    "sample",
+    "save",
+    "smooth",
+    "soft_partition",
+    "state_mean",
+    "std",
+    "sum_rule",
+    "tune",
+    "uniform_landmarks",
+    "variance",
+    "witness",
+]

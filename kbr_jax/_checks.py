@@ -250,7 +250,7 @@ def fill(points: Points, mask: Bool[Array, " n"], like: Points) -> Points:
 
 
 def without_padding(points: Points, mask: Bool[Array, " n"] | None) -> Points:
-    """The sample with its padding, False in the mask, replaced by copies of its first true point."""
+    """The sample with copies of its first true point as padding (False in the mask)."""
     return points if mask is None else fill(points, mask, take(points, jnp.argmax(mask)))
 
 
@@ -267,7 +267,10 @@ def check_finite(points: Points, name: str) -> Points:
     compiled program runs, as an `equinox.EquinoxRuntimeError`; the environment variable
     `EQX_ON_ERROR=nan` turns that check off.
     """
-    message = f"`{name}` contains NaN or infinity; remove or impute those points (missing observations: use a mask)."
+    message = (
+        f"`{name}` contains NaN or infinity; remove or impute those points (missing observations: "
+        "use a mask)."
+    )
     finite = _finite(points)
     if is_concrete(finite):
         if not bool(finite):

@@ -76,8 +76,7 @@ def squared_distances(
     x: Float[Array, "n d"], y: Float[Array, "m d"], scale: Float[Array, "*d"] | float = 1.0
 ) -> Float[Array, "n m"]:
     r"""Squared Euclidean distances $\sum_c ((x_{ic} - y_{jc}) / h_c)^2$ for `scale` h (one number,
-    or
-    one a coordinate), shape `[n, m]`, cost O(n m d), memory O(n m). Apart from rounding, no
+    or one a coordinate), shape `[n, m]`, cost O(n m d), memory O(n m). Apart from rounding, no
     distance depends on the other points.
 
     Above 16 coordinates one matrix product does the work, of points shifted by their common center:
@@ -177,8 +176,7 @@ def _weighted_squares(
 
 def _squares_jvp(primals, tangents):
     r"""$2 \sum_c h_c^{-2} (x_c - y_c)(dx_c - dy_c)$ by matrix products, in both modes: four times
-    as
-    fast as differentiating the sum.
+    as fast as differentiating the sum.
 
     Multiplied out it cancels, but only to the first order, and the points are centered first.
     """
@@ -217,8 +215,7 @@ def _is_zero(tangent: object) -> bool:
 
 def jitter(matrix: Float[Array, "n n"], shift: Float[Array, ""] | float = 0.0) -> Float[Array, ""]:
     """The numerical jitter of a positive semi-definite `matrix + shift I`: n times the machine
-    epsilon
-    times its mean diagonal.
+    epsilon times its mean diagonal.
 
     It follows scale and dtype of the matrix, and is far below any useful regularizer. It is no
     regularizer itself.
@@ -257,8 +254,7 @@ class PSDFactor(AbstractFactor):
 
     def solve(self, b: Float[Array, "n *k"]) -> Float[Array, "n *k"]:
         """`(matrix + shift I)^{-1} b` for a vector or a matrix of right-hand sides `[n, ...]`;
-        O(n^2)
-        a column.
+        O(n^2) a column.
 
         One step of iterative refinement, with matrix and shift kept apart: for a shift of 1e-8 it
         wins back an order of magnitude that rounding in the factor had lost, and it removes the
@@ -348,8 +344,7 @@ def symmetric_resolvent(
     matrix: Float[Array, "n n"], squared_shift: Float[Array, ""], b: Float[Array, "n *k"]
 ) -> Float[Array, "n *k"]:
     r"""$M (M^2 + \delta I)^{-1} b$ of a symmetric matrix, the first half of `resolvent`; cost O(n^3
-    +
-    n^2 k).
+    + n^2 k).
 
     In float64 by a Cholesky factor of $M^2 + \delta I$ and one step of refinement without the
     square: several times faster than the complex LU, good while delta is above 1e-12 of $|M|^2$. In

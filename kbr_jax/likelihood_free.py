@@ -1,12 +1,13 @@
 r"""Simulations for posteriors where the likelihood can be simulated but not evaluated.
 
-With pairs $(\theta_i, y_i)$ of `simulate` a posterior is one of the library's rules, fitted once for
-all observations (F11 section 4.4):
+With pairs $(\theta_i, y_i)$ of `simulate` a posterior is one of the library's rules, fitted once
+for all observations (F11 section 4.4):
 
 - under the prior that the parameters were drawn from,
   `condition(fit_conditional(kernel_data, kernel_parameters, data, parameters), observation)`;
 - under any other prior on the same simulations,
-  `bayes_rule(fit_conditional(kernel_parameters, kernel_data, parameters, data), prior, observation)`.
+  `bayes_rule(model, prior, observation)` with a
+  `model = fit_conditional(kernel_parameters, kernel_data, parameters, data)`.
 
 A mass far from 1 says that nothing like the observation was simulated. `mean`, `quantile` and
 `credible_interval` read posteriors, and `herd` draws samples.
@@ -19,14 +20,17 @@ import jax
 from jax import lax
 
 from ._checks import as_count
+from ._repr import with_numbers
 from ._typing import Point, Points, PRNGKeyArray
 
 
 class Simulations(eqx.Module):
-    """What a simulator returned: `parameters` `[n, ...]`, and `data` `[n, ...]` for each of them."""
+    """What a simulator returned: `parameters` `[n, ...]`, and `data` `[n, ...]` of each."""
 
     parameters: Points
     data: Points
+
+    __repr__ = with_numbers
 
 
 def simulate(

@@ -1,19 +1,20 @@
-r"""Pictures of embeddings, beliefs and learning curves, on matplotlib axes: `from kbr_jax import
-plotting`.
+r"""Pictures of embeddings, beliefs and learning curves, on matplotlib axes:
+`from kbr_jax import plotting`.
 
 Needs the extra `plot`, which is imported when something is drawn. Colors are told apart by
 color-blind eyes, and nothing is told by color alone: what is negative also points down or is
 dashed, and shades only grow darker.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from ._checks import as_points
-from ._typing import Array, ArrayLike, Points
-from .embedding import Embedding, evaluate, witness
+from ._typing import ArrayLike, PointFunction, Points
+from .embedding import Embedding, credible_interval, evaluate, quantile, witness
 from .tuning import TuneResult
 
 _BLUE, _ORANGE, _SHADES, _BOTH_SIGNS = "#0072b2", "#d55e00", "Blues", "PuOr_r"
@@ -84,7 +85,7 @@ def plot_embedding(
 def plot_witness(p: Embedding, q: Embedding, grid: Points, *, axis: Any = None) -> Any:
     r"""The witness function $\mu_p(z) - \mu_q(z)$: where p has more mass than q, and where less.
 
-    **Arguments:** `p`, `q` of one kind, unbatched (the kernel of `p` is used); `grid` and `axis` as
+    **Arguments:** `p`, `q` of one kind, unbatched (with one kernel); `grid` and `axis` as
     in `plot_embedding`.
 
     On the line both embeddings are drawn as thin lines, q dashed, and their difference filled: blue
@@ -99,9 +100,8 @@ def plot_witness(p: Embedding, q: Embedding, grid: Points, *, axis: Any = None) 
     if len(sides) == 2:
         return _filled(axis, sides, values, both_signs=True)
     z, zeros = sides[0], np.zeros_like(values)
-    other = Embedding(p.kernel, q.points, q.weights)
     axis.plot(z, np.asarray(evaluate(p, mesh)), color=_BLUE, lw=1, label="p")
-    axis.plot(z, np.asarray(evaluate(other, mesh)), color=_ORANGE, lw=1, ls="--", label="q")
+    axis.plot(z, np.asarray(evaluate(q, mesh)), color=_ORANGE, lw=1, ls="--", label="q")
     axis.fill_between(z, zeros, np.maximum(values, 0), color=_BLUE, alpha=0.3, lw=0)
     axis.fill_between(
         z,
@@ -197,70 +197,81 @@ def plot_beliefs(
 
 
 def plot_history(tuned: TuneResult, *, axis: Any = None) -> Any:
-    """The learning curve of `tune`: loss and validation loss at each step, the best step, and what
-    was
-    rejected.
+    """Draw the learning curve of `tune`.
 
     **Arguments:** `tuned`, what `tune` returned; `axis`: where to draw; a new figure by default.
 
-    The loss is a blue line, the validation loss an orange dashed one, and a ring marks what was
+    The loss is a blue line, the validation loss an orange dashed one. A ring marks what was
     returned. Steps that were rejected, because loss or gradient was not finite, leave gaps in the
-    lines and crosses at the bottom. Of many starts the best is drawn like this, and the others
-    thin. The scale is logarithmic where all that is drawn is positive and spans more than a factor
-    of ten.
+    lines and crosses at the bottom. The scale is logarithmic where all that is drawn is positive
+    and spans more than a factor of ten.
 
     **Returns:** the axis. **Raises:** `ImportError` without matplotlib.
     """
     axis = _axes(axis)
-    accepted = np.atleast_2d(tuned.history.accepted)
-    curves = [_kept(tuned.history.loss, accepted)]
-    if tuned.history.validation is not None:
-        curves.append(_kept(tuned.history.validation, accepted))
-    value, step = np.atleast_1d(tuned.value), np.atleast_1d(tuned.step)
-    best = int(np.argmin(value))
-    names, colors, styles = ("loss", "validation"), (_BLUE, _ORANGE), ("-", "--")
-    # The best start comes last, and so lies on top.
-    for start in (*np.delete(np.arange(len(value)), best), best):
-        chosen = start == best
-        for curve, name, color, style in zip(curves, names, colors, styles, strict=False):
-            # A validation loss now and then is a line nevertheless; the loss has gaps.
-            steps = np.flatnonzero(np.isfinite(curve[start]) | (name == "loss"))
-            axis.plot(
-                steps,
-                curve[start, steps],
-                color=color,
-                ls=style,
-                lw=2 if chosen else 0.8,
-                alpha=1 if chosen else 0.4,
-                label=name if chosen else None,
-            )
-    axis.plot(
-        step[best],
-        value[best],
-        "o",
-        ms=9,
-        mfc="none",
-        mec="black",
-        mew=1.5,
-        label=f"best, step {step[best]}",
-    )
+    history, step, value = tuned.history, int(tuned.step), float(tuned.value)
+    accepted = np.asarray(history.accepted)
+    lines, names = [history.loss, history.validation], ("loss", "validation")
+    curves = [np.where(accepted & np.isfinite(c), c, np.nan) for c in lines if c is not None]
+    for curve, name, color, style in zip(
+        curves, names, (_BLUE, _ORANGE), "- --".split(), strict=False
+    ):
+        # A validation loss now and then is a line nevertheless. The loss has gaps.
+        steps = np.flatnonzero(np.isfinite(curve) | (name == "loss"))
+        axis.plot(steps, curve[steps], color=color, ls=style, lw=2, label=name)
+    ring = {"ms": 9, "mfc": "none", "mec": "black", "mew": 1.5}
+    axis.plot(step, value, "o", label=f"best, step {step}", **ring)
     drawn = np.concatenate([curve[np.isfinite(curve)] for curve in curves])
     wide = drawn.size and np.max(drawn) > 10 * np.min(drawn) > 0
     axis.set(xlabel="step", ylabel="loss", yscale="log" if wide else "linear")
-    rejected = np.flatnonzero(np.any(~accepted, axis=0))
+    rejected = np.flatnonzero(~accepted)
     if rejected.size:
         # At a fixed height of the picture: a rejected step has no loss to stand at.
-        low = np.full(rejected.shape, 0.03)
-        axis.plot(
-            rejected,
-            low,
-            "x",
-            color="black",
-            ms=5,
-            transform=axis.get_xaxis_transform(),
-            label="rejected",
-        )
+        low, bottom = np.full(rejected.shape, 0.03), axis.get_xaxis_transform()
+        axis.plot(rejected, low, "x", color="black", ms=5, transform=bottom, label="rejected")
     axis.legend(frameon=False)
+    return axis
+
+
+def plot_intervals(
+    beliefs: Embedding,
+    *,
+    times: ArrayLike | None = None,
+    truth: ArrayLike | None = None,
+    levels: Sequence[float] = (0.5, 0.9),
+    function: PointFunction | None = None,
+    axis: Any = None,
+) -> Any:
+    r"""Draw the median and credible intervals of a batch of embeddings over time.
+
+    **Arguments:**
+
+    - `beliefs`: a batch with weights `[T, n]`, of numbers `[n]` or `[n, 1]`; or of any points with
+      a `function` from a point to one number.
+    - `times`, `truth`: `[T]`; steps 0, 1, ... by default. NaN in the truth leaves a gap.
+    - `levels`: of the intervals, each a band, the widest lightest.
+    - `axis`: where to draw; a new figure by default.
+
+    **Returns:** the axis. **Raises:** `ValueError` for beliefs that are not a batch or not of
+    numbers; as `credible_interval`; `ImportError` without matplotlib.
+    """
+    axis = _axes(axis)
+    if beliefs.weights.ndim != 2:
+        raise ValueError(f"`beliefs` has weights of shape {beliefs.weights.shape}, not [T, n].")
+    count = beliefs.weights.shape[0]
+    more = () if function is None else (function,)
+    median = np.asarray(quantile(beliefs, 0.5, *more))
+    if median.size != count:
+        raise ValueError("Intervals need one number for each point: give a `function`.")
+    x = np.arange(count) if times is None else _numbers(times, count, "times")
+    for level in sorted(levels, reverse=True):
+        low, high = (np.asarray(e).reshape(-1) for e in credible_interval(beliefs, level, *more))
+        axis.fill_between(x, low, high, color=_BLUE, alpha=0.25, lw=0, label=f"{level:.0%}")
+    axis.plot(x, median.reshape(-1), color=_BLUE, lw=1.5, label="median")
+    if truth is not None:
+        axis.plot(x, _numbers(truth, count, "truth"), color="black", lw=1.2, label="truth")
+    axis.legend(frameon=False)
+    axis.set(xlabel="time", xlim=(x[0], x[-1]))
     return axis
 
 
@@ -369,9 +380,3 @@ def _line(numbers: np.ndarray, period: float | None) -> tuple[np.ndarray, np.nda
         return steps, numbers
     jumps = np.flatnonzero(np.abs(np.diff(numbers)) > period / 2) + 1
     return np.insert(steps, jumps, np.nan), np.insert(numbers, jumps, np.nan)
-
-
-def _kept(numbers: Array, accepted: np.ndarray) -> np.ndarray:
-    """The numbers `[starts, steps]`, NaN where the step was rejected."""
-    table = np.atleast_2d(numbers)
-    return np.where(accepted & np.isfinite(table), table, np.nan)

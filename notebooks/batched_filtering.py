@@ -70,7 +70,7 @@ now, seen, later = (
 )
 counts = np.concatenate(real[train, 1:])
 kernel = kbr.Gaussian(jnp.array([0.4, 0.4]))  # one bandwidth for the angle, one for the speed
-landmarks = kbr.kmeanspp_landmarks(now[counts], rank=120, key=jax.random.key(1))
+landmarks = kbr.kmeanspp_landmarks(None, now[counts], rank=120, key=jax.random.key(1))
 kernel_seen = kbr.Gaussian(0.4)
 maps = kbr.moments.moment_maps(
     kernel,

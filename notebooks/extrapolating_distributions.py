@@ -43,9 +43,9 @@ drifts = {
     "translation": 10 - steps + noise,
     "concentration": (11 - steps) * noise,
 }
-standard = kbr.gaussian_mixture(jnp.zeros((1, 1)), jnp.ones(1))
+standard = kbr.experimental.gaussian_mixture(jnp.zeros((1, 1)), jnp.ones(1))
 truths = dict.fromkeys(drifts, standard) | {
-    "mixture with changing shares": kbr.gaussian_mixture(jnp.array([[3.0], [-3.0]]), jnp.ones(2), jnp.array([0.8, 0.2]))
+    "mixture with changing shares": kbr.experimental.gaussian_mixture(jnp.array([[3.0], [-3.0]]), jnp.ones(2), jnp.array([0.8, 0.2]))
 }
 
 # %% [markdown]
@@ -56,14 +56,14 @@ truths = dict.fromkeys(drifts, standard) | {
 # the truth is a Gaussian here, the distance to it (to a sample of infinite size) has a closed form.
 
 # %%
-observed = {name: kbr.sample_sequence(sets[:-1]) for name, sets in drifts.items()}
-models = {name: kbr.fit_dynamics(density, sets) for name, sets in observed.items()}
-predictions = {name: kbr.extrapolate(model) for name, model in models.items()}
-stacked = {name: kbr.combine(density, observed[name], kbr.stacked_forecast(model).coefficients) for name, model in models.items()}
+observed = {name: kbr.dynamics.sample_sequence(sets[:-1]) for name, sets in drifts.items()}
+models = {name: kbr.dynamics.fit_dynamics(density, sets) for name, sets in observed.items()}
+predictions = {name: kbr.dynamics.extrapolate(model, estimator="ridge") for name, model in models.items()}
+stacked = {name: kbr.dynamics.combine(density, observed[name], kbr.dynamics.stacked_forecast(model).coefficients) for name, model in models.items()}
 for name, prediction in predictions.items():
     last = kbr.embed(density, drifts[name][-2])
-    distances = [kbr.mmd_mixture(p, truths[name]) for p in (last, prediction, stacked[name])]
-    print(f"{name:30s} last set {distances[0]:.3f}, predicted {distances[1]:.3f}, stacked forecast {distances[2]:.3f}")
+    distances = [kbr.experimental.mmd_mixture(p, truths[name]) for p in (last, prediction, stacked[name])]
+    print(f"{name:30s} last set {distances[0]:.3f}, predicted {distances[1]:.3f}, stacked forecast_coefficients {distances[2]:.3f}")
 
 # %% [markdown]
 # ## Samples of the future
@@ -74,7 +74,7 @@ for name, prediction in predictions.items():
 # %%
 windows = {"mixture with changing shares": (-7, 7), "translation": (-3, 5), "concentration": (-6, 6)}
 herded = {
-    name: kbr.herd(prediction, jnp.linspace(*windows[name], 801)[:, None], count=n).embedding
+    name: kbr.herd(prediction, jnp.linspace(*windows[name], 801)[:, None], num_points=n).embedding
     for name, prediction in predictions.items()
 }
 
@@ -92,7 +92,7 @@ for axis, name in zip(axes, drifts, strict=True):
         axis.plot(line, seen, color="#0072b2", alpha=shade, linewidth=1.2, label="observed" if age == 2 else None)
     axis.plot(line, kbr.evaluate(predictions[name], line), color="#d55e00", linewidth=2.2, label="predicted")
     axis.plot(line, kbr.evaluate(herded[name], line), color="#009e73", linewidth=1.4, label="predicted, herded")
-    axis.plot(line, kbr.evaluate_mixture(density, truths[name], line), "k--", linewidth=1.2, label="true next")
+    axis.plot(line, kbr.experimental.evaluate_mixture(density, truths[name], line), "k--", linewidth=1.2, label="true next")
     axis.axhline(0, color="0.8", linewidth=0.8, zorder=0)
     axis.set_title(name, loc="left", fontsize=10)
     axis.spines[["top", "right"]].set_visible(False)

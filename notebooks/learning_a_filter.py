@@ -85,7 +85,7 @@ tuned = kbr.tune(
     error_on(held_out),
     initial,
     optax.adam(0.1),
-    steps=40,
+    num_steps=40,
     positive=lambda p: p,  # all of them: tuned by their logarithms
     validation=error_on(validation),
 )

@@ -189,7 +189,7 @@ for kind, color, found, reference in (
     ("flat prior", "#0072b2", posterior, references[0]),
     ("arrivals counted at the door", "#d55e00", informed_posterior, references[1]),
 ):
-    samples = kbr.herd(found, count=300).embedding.points
+    samples = kbr.herd(found, num_points=300).embedding.points
     low, high = kbr.credible_interval(found, 0.8)
     for i, axis in enumerate(axes):
         bins = np.linspace(0, float(highest[i]), 31)

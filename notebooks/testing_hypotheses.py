@@ -41,7 +41,7 @@ humps = 0.9 * jnp.where(jax.random.bernoulli(next(keys), shape=(n, 1)), 1, -1) +
     next(keys), (n, 1)
 )
 bandwidths = [0.1, 0.3, 1.0, 3.0]
-two_samples = kbr.two_sample_test([kbr.Gaussian(h) for h in bandwidths], normal, humps, key=next(keys))
+two_samples = kbr.hypotheses.two_sample_test([kbr.Gaussian(h) for h in bandwidths], normal, humps, key=next(keys))
 print(f"same mean, same variance: p = {float(two_samples.p_value):.3f}")
 
 # %% [markdown]
@@ -53,7 +53,7 @@ print(f"same mean, same variance: p = {float(two_samples.p_value):.3f}")
 angle = jax.random.uniform(next(keys), (n, 1), maxval=2 * np.pi)
 x, y = (side + 0.2 * jax.random.normal(next(keys), (n, 1)) for side in (jnp.cos(angle), jnp.sin(angle)))
 print(f"circle: correlation {float(jnp.corrcoef(x[:, 0], y[:, 0])[0, 1]):+.2f}, ", end="")
-print(f"p = {float(kbr.independence_test(half, half, x, y, key=next(keys)).p_value):.3f}")
+print(f"p = {float(kbr.hypotheses.independence_test(half, half, x, y, key=next(keys)).p_value):.3f}")
 
 # %% [markdown]
 # ## Independence given a third variable
@@ -64,8 +64,8 @@ print(f"p = {float(kbr.independence_test(half, half, x, y, key=next(keys)).p_val
 cause = jax.random.normal(next(keys), (n, 1))
 first = jnp.sin(2 * cause) + 0.3 * jax.random.normal(next(keys), (n, 1))
 second = cause + 0.3 * jax.random.normal(next(keys), (n, 1))
-together = kbr.independence_test(unit, unit, first, second, key=next(keys))
-given = kbr.conditional_independence_test(
+together = kbr.hypotheses.independence_test(unit, unit, first, second, key=next(keys))
+given = kbr.hypotheses.conditional_independence_test(
     unit, unit, kbr.Gaussian(0.5), first, second, cause, regularizer=1e-3, key=next(keys)
 )
 print(f"two effects of one cause: p = {float(together.p_value):.3f}; given the cause: p = {float(given.p_value):.3f}")
@@ -91,7 +91,7 @@ model = kbr.fit_conditional(
     regularizer=1e-3,
 )
 at = jnp.linspace(-1.9, 1.9, 40)[:, None]
-local = kbr.local_dependence_test(model, at, key=next(keys))
+local = kbr.experimental.local_dependence_test(model, at, key=next(keys))
 low, high = (float(jnp.mean(local.p_value[side] <= 0.05)) for side in (at[:, 0] < -0.2, at[:, 0] > 0.5))
 print(f"dependence found at {low:.0%} of weak and {high:.0%} of strong stimuli")
 

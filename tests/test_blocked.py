@@ -33,7 +33,7 @@ def test_products_are_those_of_the_dense_matrix_for_every_block(name):
     kernel, x, y, v = arguments_of(name)
     expected = kbr.gram(kernel, x, y) @ v
     for block in (1, 3, 7, 50):  # 3 needs padding, 50 is more than there are
-        close(kbr.gram_matvec(kernel, x, y, v, block=block), expected)
+        close(kbr.kernels.gram_matvec(kernel, x, y, v, block_size=block), expected)
 
 
 GRADIENTS = ["gaussian-ard", "gaussian-wide", "matern12", "laplace", "chi-squared", "precomputed"]
@@ -46,7 +46,7 @@ def test_gradients_are_those_of_the_dense_matrix(name):
     @eqx.filter_jit
     def compute(arguments):
         def blocked(arguments):
-            return jnp.sum(weights * kbr.gram_matvec(*arguments, block=3))
+            return jnp.sum(weights * kbr.kernels.gram_matvec(*arguments, block_size=3))
 
         def dense(arguments):
             kernel, x, y, v = arguments
@@ -62,16 +62,19 @@ def test_gradients_are_those_of_the_dense_matrix(name):
 def test_vectors_columns_and_the_default_block():
     expected = kbr.gram(KERNEL, X, Y)
     columns = jnp.asarray(RNG.normal(size=(120, 2, 3)))
-    close(kbr.gram_matvec(KERNEL, X, Y, columns[:, 0, 0]), expected @ columns[:, 0, 0])
+    close(kbr.kernels.gram_matvec(KERNEL, X, Y, columns[:, 0, 0]), expected @ columns[:, 0, 0])
     close(
-        kbr.gram_matvec(KERNEL, X, Y, columns, block=50), jnp.tensordot(expected, columns, axes=1)
+        kbr.kernels.gram_matvec(KERNEL, X, Y, columns, block_size=50),
+        jnp.tensordot(expected, columns, axes=1),
     )
 
 
 def test_vmap_over_columns_and_kernels():
     kernels = jax.tree.map(lambda *leaves: jnp.stack(leaves), kbr.Gaussian(0.5), kbr.Gaussian(1.0))
     v = jnp.asarray(RNG.normal(size=(2, 120)))
-    batch = jax.jit(jax.vmap(lambda k, v: kbr.gram_matvec(k, X, Y, v, block=50)))(kernels, v)
+    batch = jax.jit(jax.vmap(lambda k, v: kbr.kernels.gram_matvec(k, X, Y, v, block_size=50)))(
+        kernels, v
+    )
     for product, h, column in zip(batch, (0.5, 1.0), v, strict=True):
         close(product, kbr.gram(kbr.Gaussian(h), X, Y) @ column)
 
@@ -84,7 +87,7 @@ def test_memory_is_that_of_a_block_also_for_the_gradient(kernel):
     x, v = jax.ShapeDtypeStruct((n, d), jnp.float64), jax.ShapeDtypeStruct((n, 2), jnp.float64)
 
     def loss(kernel, x, y, v):
-        return jnp.sum(kbr.gram_matvec(kernel, x, y, v, block=block) ** 2)
+        return jnp.sum(kbr.kernels.gram_matvec(kernel, x, y, v, block_size=block) ** 2)
 
     for function, blocks in ((loss, 4), (jax.grad(loss, argnums=(0, 1, 2, 3)), 12)):
         memory = jax.jit(function).lower(kernel, x, x, v).compile().memory_analysis()
@@ -103,7 +106,7 @@ def test_memory_is_that_of_a_block_also_for_the_gradient(kernel):
 )
 def test_wrong_arguments_of_a_product(v, block, message):
     with pytest.raises(ValueError, match=message):
-        kbr.gram_matvec(KERNEL, X, Y, v, block=block)
+        kbr.kernels.gram_matvec(KERNEL, X, Y, v, block_size=block)
 
 
 def test_the_exponential_is_within_an_ulp():
@@ -154,8 +157,8 @@ def fit(solver=None, regularizer=1e-4, bandwidth=0.6, **options):
 EXACT = fit()
 SOLVERS = {
     "plain": kbr.ConjugateGradient(rank=0, max_iterations=500, tolerance=1e-12),
-    "landmarks": kbr.ConjugateGradient(rank=40, tolerance=1e-12, block=50),
-    "given": kbr.ConjugateGradient(landmarks=kbr.given_landmarks(X[:40]), tolerance=1e-12),
+    "landmarks": kbr.ConjugateGradient(rank=40, tolerance=1e-12, block_size=50),
+    "given": kbr.ConjugateGradient(landmarks=kbr.Landmarks(X[:40]), tolerance=1e-12),
 }
 
 
@@ -229,7 +232,7 @@ def test_a_solve_that_does_not_converge_is_an_error_or_a_report():
     [
         lambda: kbr.ConjugateGradient(rank=-1),
         lambda: kbr.ConjugateGradient(max_iterations=0),
-        lambda: kbr.ConjugateGradient(block=0),
+        lambda: kbr.ConjugateGradient(block_size=0),
         lambda: kbr.ConjugateGradient(tolerance=0.0),
         lambda: fit(kbr.ConjugateGradient(), landmarks_x=10),
     ],

@@ -74,7 +74,7 @@ def pair_gram(filt):
         return gaussian(s, s_other, H_S) * gaussian(u, u_other, H_U)
 
     pairs = filt.transition.model.features_x
-    if isinstance(pairs, kbr.DenseGram):
+    if isinstance(pairs, kbr.features.DenseGram):
         return product
     s_z, u_z = (
         np.asarray(part)[np.asarray(pairs.landmarks.active)] for part in pairs.landmarks.points

@@ -98,7 +98,7 @@ def test_the_likelihood_is_that_of_the_formulas():
     rng = np.random.default_rng(0)
     states, alternatives = rng.normal(size=(n, 2)), rng.normal(size=(n, 2))
     y = np.sin(states @ rng.normal(size=(2, p))) + 0.1 * rng.normal(size=(n, p))
-    discriminant = kbr.fit_discriminant(
+    discriminant = kbr.filtering.fit_discriminant(
         kbr.Gaussian(0.9),
         states,
         jnp.asarray(y),
@@ -180,7 +180,7 @@ def with_cells():
     """The same filter on moments with a cell for each training state."""
     ks, ko, s, s_next = kbr.Gaussian(0.3), kbr.Gaussian(0.8), STATES[:120], STATES[1:]
     ls, lo = kbr.greedy_landmarks(ks, s, rank=60), kbr.greedy_landmarks(ko, VIEWS, rank=30)
-    cells = kbr.soft_partition(ks, kbr.given_landmarks(s), temperature=1e-9)
+    cells = kbr.soft_partition(ks, kbr.Landmarks(s), temperature=1e-9)
     maps = kbr.moments.moment_maps(ks, ko, ls, lo, cells=cells, shift=True)
     moments = kbr.moments.collect_moments(maps, s, VIEWS, s_next)
     emission = kbr.moments.fit_conditional(moments, regularizer=1e-3)
@@ -277,4 +277,6 @@ def test_features_must_be_vectors():
             base(), data, lambda view: view[0], kbr.mean, observation_regularizer=1e-3, **options
         )
     with pytest.raises(ValueError, match="alternatives"):
-        kbr.fit_discriminant(kbr.Gaussian(0.4), STATES[:120], VIEWS, STATES[:100], regularizer=1e-3)
+        kbr.filtering.fit_discriminant(
+            kbr.Gaussian(0.4), STATES[:120], VIEWS, STATES[:100], regularizer=1e-3
+        )

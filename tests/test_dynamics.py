@@ -32,11 +32,11 @@ def close(actual, expected, tol=1e-10):
 
 
 def sequence(sets=SETS, **options):
-    return kbr.sample_sequence([jnp.asarray(points) for points in sets], **options)
+    return kbr.dynamics.sample_sequence([jnp.asarray(points) for points in sets], **options)
 
 
 def fit(sets=None, kernel=G, regularizer=0.1, **options):
-    return kbr.fit_dynamics(
+    return kbr.dynamics.fit_dynamics(
         kernel, sequence() if sets is None else sets, regularizer=regularizer, **options
     )
 
@@ -54,14 +54,14 @@ def brute_gram(kernel, a, b):
 def test_small_sets(lam):
     model = fit(sequence(SMALL["sets"]), regularizer=lam)
     close(model.gram, SMALL["G"], 1e-15)
-    found = kbr.forecast(model, 3)
+    found = kbr.dynamics.forecast_coefficients(model, 3)
     close(found[:, 0], 0)
     for steps, name in enumerate(("", " steps=2", " steps=3")):
         close(found[steps, 1:], SMALL[f"beta lam={lam}{name}"], 1e-12)
-    prediction = kbr.extrapolate(model)
+    prediction = kbr.dynamics.extrapolate(model, estimator="ridge")
     weights = np.asarray(prediction.weights).reshape(4, 3)
     close(weights[weights != 0], SMALL[f"weights eq8 lam={lam}"], 1e-12)
-    close(kbr.leave_one_out_errors(model), SMALL[f"LOO squared errors lam={lam}"], 1e-12)
+    close(kbr.dynamics.leave_one_out_errors(model), SMALL[f"LOO squared errors lam={lam}"], 1e-12)
     frobenius = np.sqrt(
         np.trace(
             model.coefficients @ model.gram[1:, 1:] @ model.coefficients @ model.gram[:-1, :-1]
@@ -74,16 +74,20 @@ def test_small_sets(lam):
 
 def test_step_weights_and_forward_errors_of_small_sets():
     model = fit(sequence(SMALL["sets"]))
-    weighted = kbr.refit_dynamics(model, step_weights=jnp.asarray(SMALL["gamma"]))
-    found = kbr.forecast(weighted, 2)[:, 1:]
+    weighted = kbr.dynamics.refit_dynamics(model, step_weights=jnp.asarray(SMALL["gamma"]))
+    found = kbr.dynamics.forecast_coefficients(weighted, 2)[:, 1:]
     close(found[0], SMALL["beta lam=0.1 gamma"], 1e-12)
     close(found[1], SMALL["beta lam=0.1 gamma steps=2"], 1e-12)
-    dropped = kbr.refit_dynamics(model, step_weights=jnp.asarray([0.0, 1.0, 1.0]))
-    close(kbr.forecast(dropped)[0, 1:], SMALL["beta lam=0.1 gamma=[0,1,1]"], 1e-12)
-    shorter = kbr.forecast(fit(sequence(SMALL["sets"][1:])))[0, 1:]
+    dropped = kbr.dynamics.refit_dynamics(model, step_weights=jnp.asarray([0.0, 1.0, 1.0]))
+    close(
+        kbr.dynamics.forecast_coefficients(dropped)[0, 1:],
+        SMALL["beta lam=0.1 gamma=[0,1,1]"],
+        1e-12,
+    )
+    shorter = kbr.dynamics.forecast_coefficients(fit(sequence(SMALL["sets"][1:])))[0, 1:]
     close(shorter, SMALL["sets 2.. dropped: beta lam=0.1 of sets[1:]"], 1e-12)
     close(
-        kbr.rolling_origin_errors(model),
+        kbr.dynamics.rolling_origin_errors(model),
         CASES["10_closed_forms"]["forward_errors_case2_lam01_first2"],
         1e-12,
     )
@@ -92,17 +96,28 @@ def test_step_weights_and_forward_errors_of_small_sets():
 def test_two_sets():
     case = CASES["3_T2"]
     model = fit(sequence([[0.0], [0.0, 1.0]]), regularizer=case["lam"])
-    close(kbr.forecast(model)[0, 1:], case["beta"], 1e-15)
-    close(kbr.forecast(model)[0, 1:], [case["closed"]], 1e-15)
+    close(kbr.dynamics.forecast_coefficients(model)[0, 1:], case["beta"], 1e-15)
+    close(kbr.dynamics.forecast_coefficients(model)[0, 1:], [case["closed"]], 1e-15)
 
 
 def gaussians(means, variances, shares=None):
-    return kbr.gaussian_mixture(jnp.asarray(means)[..., None], jnp.asarray(variances), shares)
+    return kbr.experimental.gaussian_mixture(
+        jnp.asarray(means)[..., None], jnp.asarray(variances), shares
+    )
 
 
 def mixture_distance(kernel, p, q):
-    inner = kbr.inner_mixtures
-    return np.sqrt(max(inner(kernel, p, p) - 2 * inner(kernel, p, q) + inner(kernel, q, q), 0))
+    return kbr.experimental.mmd_mixtures(kernel, p, q)
+
+
+def of_mixtures(mixtures, regularizer):
+    gram = kbr.experimental.mixture_gram(DENSITY, mixtures)
+    return kbr.dynamics.fit_dynamics(DENSITY, None, gram=gram, regularizer=regularizer)
+
+
+def ahead(mixtures, model):
+    coefficients = kbr.dynamics.forecast_coefficients(model)[0]
+    return kbr.experimental.combine_mixtures(mixtures, coefficients)
 
 
 def test_infinite_samples_of_a_mixture():
@@ -110,18 +125,22 @@ def test_infinite_samples_of_a_mixture():
     shares = jnp.asarray([[a, 1 - a] for a in case["alphas"]])
     sets = gaussians([[3.0, -3.0]] * 6, jnp.ones((6, 2)), shares)
     truth = gaussians([3.0, -3.0], [1.0, 1.0], jnp.asarray([0.8, 0.2]))
-    model = fit(sets, DENSITY, 0.0)
-    found = kbr.forecast(model, 2)
+    model = of_mixtures(sets, 0.0)
+    found = kbr.dynamics.forecast_coefficients(model, 2)
     close(found[0, 1:], case["beta_lam0_exact"], 1e-9)
     close(found[1, 1:], case["beta_lam0_steps2"], 1e-8)
-    close(mixture_distance(DENSITY, kbr.extrapolate(model), truth), 0, 1e-6)
+    close(
+        mixture_distance(DENSITY, ahead(sets, model), truth),
+        0,
+        1e-6,
+    )
     last = gaussians([3.0, -3.0], [1.0, 1.0], shares[-1])
     close(mixture_distance(DENSITY, last, truth), case["dist_last"], 1e-12)
     for lam in (0.1, 0.01, 0.001):
-        model = kbr.refit_dynamics(model, regularizer=lam)
-        close(kbr.forecast(model)[0, 1:], case[f"lam={lam}"]["beta"], 1e-11)
+        model = kbr.dynamics.refit_dynamics(model, regularizer=lam)
+        close(kbr.dynamics.forecast_coefficients(model)[0, 1:], case[f"lam={lam}"]["beta"], 1e-11)
         close(
-            mixture_distance(DENSITY, kbr.extrapolate(model), truth),
+            mixture_distance(DENSITY, ahead(sets, model), truth),
             case[f"lam={lam}"]["dist"],
             1e-10,
         )
@@ -131,17 +150,21 @@ def test_infinite_samples_of_a_translation():
     case = CASES["5_translation_inf"]
     sets = gaussians((10.0 - np.arange(1, 10))[:, None], jnp.ones((9, 1)))
     truth = gaussians([0.0], [1.0])
-    model = fit(sets, DENSITY)
+    model = of_mixtures(sets, 0.1)
     for lam in (0.1, 0.01, 0.001, 1e-5):
-        model = kbr.refit_dynamics(model, regularizer=lam)
-        close(kbr.forecast(model)[0, 1:], case[f"lam={lam}"]["beta"], 1e-9)
+        model = kbr.dynamics.refit_dynamics(model, regularizer=lam)
+        close(kbr.dynamics.forecast_coefficients(model)[0, 1:], case[f"lam={lam}"]["beta"], 1e-9)
         close(
-            mixture_distance(DENSITY, kbr.extrapolate(model), truth),
+            mixture_distance(DENSITY, ahead(sets, model), truth),
             case[f"lam={lam}"]["dist"],
             1e-9,
         )
-    model = kbr.refit_dynamics(model, regularizer=0.0)
-    close(mixture_distance(DENSITY, kbr.extrapolate(model), truth), case["lam=0 dist"], 1e-6)
+    model = kbr.dynamics.refit_dynamics(model, regularizer=0.0)
+    close(
+        mixture_distance(DENSITY, ahead(sets, model), truth),
+        case["lam=0 dist"],
+        1e-6,
+    )
 
 
 def test_embedded_gaussians():
@@ -157,13 +180,17 @@ def test_embedded_gaussians():
         case["dist_N01_N04_pdf"],
         1e-12,
     )
-    inner = kbr.inner_mixtures(
+    inner = kbr.experimental.inner_mixtures(
         kbr.Gaussian(1.3), gaussians([1.0], [4.0]), gaussians([-0.5], [0.25])
     )
     close(inner, case["inner_N_1_4__N_m05_025_h13_unit"], 1e-12)
     sample = kbr.embed(DENSITY, jnp.asarray(case["KL_N01_vs_sample"]["sample"])[:, None])
     grid = jnp.linspace(-12, 12, 3001)[:, None]
-    close(kbr.smoothed_kl(standard, sample, grid), case["KL_N01_vs_sample"]["value"], 1e-9)
+    close(
+        kbr.experimental.smoothed_kl(standard, sample, grid),
+        case["KL_N01_vs_sample"]["value"],
+        1e-9,
+    )
 
 
 # ---- embedded mixtures in several dimensions
@@ -172,7 +199,7 @@ def test_embedded_gaussians():
 def test_embedded_mixtures_are_limits_of_samples():
     kernel = 0.7 * kbr.Gaussian(jnp.asarray([0.8, 1.5]))
     covariance = jnp.asarray([[[1.0, 0.4], [0.4, 0.5]], [[0.3, 0.0], [0.0, 0.2]]])
-    mixture = kbr.gaussian_mixture(
+    mixture = kbr.experimental.gaussian_mixture(
         jnp.asarray([[0.0, 1.0], [1.0, -1.0]]), covariance, jnp.asarray([0.7, -0.2])
     )
     nodes, weights = np.polynomial.hermite_e.hermegauss(30)
@@ -187,14 +214,22 @@ def test_embedded_mixtures_are_limits_of_samples():
         jnp.concatenate([0.7 * weights, -0.2 * weights]),
     )
     where = jnp.asarray(RNG.normal(size=(4, 2)))
-    close(kbr.evaluate_mixture(kernel, mixture, where), kbr.evaluate(sample, where), 1e-9)
-    close(kbr.inner_mixtures(kernel, mixture, mixture), kbr.squared_norm(sample), 1e-9)
-    close(kbr.mmd_mixture(sample, mixture), 0, 1e-5)
+    close(
+        kbr.experimental.evaluate_mixture(kernel, mixture, where), kbr.evaluate(sample, where), 1e-9
+    )
+    close(
+        kbr.experimental.inner_mixtures(kernel, mixture, mixture),
+        kbr.embedding.squared_norm(sample),
+        1e-9,
+    )
+    close(kbr.experimental.mmd_mixture(sample, mixture), 0, 1e-5)
     few = kbr.embed(kernel, where)
     expected = np.sqrt(
-        kbr.squared_norm(few) - 2 * kbr.inner(few, sample) + kbr.squared_norm(sample)
+        kbr.embedding.squared_norm(few)
+        - 2 * kbr.inner(few, sample)
+        + kbr.embedding.squared_norm(sample)
     )
-    close(kbr.mmd_mixture(few, mixture), expected, 1e-9)
+    close(kbr.experimental.mmd_mixture(few, mixture), expected, 1e-9)
 
 
 # ---- sample sets
@@ -207,7 +242,7 @@ def test_sample_sets_pad_and_weigh():
     for t, n in enumerate(SIZES):
         close(sets.weights[t], [1 / n] * n + [0] * (5 - n))
     mask = jnp.asarray(np.arange(5) < np.asarray(SIZES)[:, None])
-    stacked = kbr.sample_sequence(sets.points, mask=mask)
+    stacked = kbr.dynamics.sample_sequence(sets.points, mask=mask)
     close(stacked.weights, sets.weights)
 
 
@@ -215,13 +250,16 @@ def test_sets_without_points():
     points, mask = jnp.asarray(RNG.normal(size=(5, 4, 2))), np.ones((5, 4), bool)
     mask[2] = False
     with pytest.raises(ValueError, match=r"`mask` leaves no point of the sets \[2\]"):
-        kbr.sample_sequence(points, mask=mask)
+        kbr.dynamics.sample_sequence(points, mask=mask)
 
     @jax.jit
     def predict(points, mask):
-        sets = kbr.sample_sequence(points, mask=mask)
-        model = kbr.fit_dynamics(G, sets)
-        return jnp.sum(jnp.sin(kbr.forecast(model))), (model.gram, kbr.sampling_noise(G, sets))
+        sets = kbr.dynamics.sample_sequence(points, mask=mask)
+        model = kbr.dynamics.fit_dynamics(G, sets)
+        return jnp.sum(jnp.sin(kbr.dynamics.forecast_coefficients(model))), (
+            model.gram,
+            kbr.dynamics.sampling_noise(G, sets),
+        )
 
     (value, (gram, noise)), gradient = jax.value_and_grad(predict, has_aux=True)(
         points, jnp.asarray(mask)
@@ -229,15 +267,23 @@ def test_sets_without_points():
     assert np.isfinite(value) and np.all(np.isfinite(gradient))
     close(gram[2], np.zeros(5), 0)
     kept = np.arange(5) != 2
-    close(np.asarray(noise)[kept], kbr.sampling_noise(G, kbr.sample_sequence(points[kept])), 1e-14)
+    close(
+        np.asarray(noise)[kept],
+        kbr.dynamics.sampling_noise(G, kbr.dynamics.sample_sequence(points[kept])),
+        1e-14,
+    )
     close(noise[2], 0, 0)
 
 
 @pytest.mark.parametrize("block", [None, 1, 4, 100])
 def test_set_gram(block):
     sets, others = sequence(), sequence(SETS[1:4])
-    close(kbr.embedding_gram(G, sets, block=block), brute_gram(G, SETS, SETS), 1e-14)
-    close(kbr.embedding_gram(G, sets, others, block=block), brute_gram(G, SETS, SETS[1:4]), 1e-14)
+    close(kbr.dynamics.embedding_gram(G, sets, block_size=block), brute_gram(G, SETS, SETS), 1e-14)
+    close(
+        kbr.dynamics.embedding_gram(G, sets, others, block_size=block),
+        brute_gram(G, SETS, SETS[1:4]),
+        1e-14,
+    )
 
 
 def test_set_gram_of_labeled_points_is_the_joint_kernel():
@@ -245,16 +291,18 @@ def test_set_gram_of_labeled_points_is_the_joint_kernel():
     pairs = [(jnp.asarray(x), jnp.asarray(y).astype(int)) for x, y in case["sets"]]
     joint = kbr.TensorProduct((G, kbr.Delta()))
     close(
-        kbr.embedding_gram(joint, kbr.sample_sequence(pairs)), case["joint Gram (h=1, unit)"], 1e-14
+        kbr.dynamics.embedding_gram(joint, kbr.dynamics.sample_sequence(pairs)),
+        case["joint Gram (h=1, unit)"],
+        1e-14,
     )
 
 
 def test_mix_sets_and_the_baselines():
     sets = sequence()
-    last = kbr.combine(G, sets, jnp.zeros(6).at[-1].set(1.0))
+    last = kbr.dynamics.combine(G, sets, jnp.zeros(6).at[-1].set(1.0))
     where = jnp.asarray(SETS[0])
     close(kbr.evaluate(last, where), kbr.evaluate(kbr.embed(G, jnp.asarray(SETS[-1])), where))
-    together = kbr.combine(G, sets, sets.sizes / jnp.sum(sets.sizes))
+    together = kbr.dynamics.combine(G, sets, sets.sizes / jnp.sum(sets.sizes))
     close(
         kbr.evaluate(together, where),
         kbr.evaluate(kbr.embed(G, jnp.asarray(np.concatenate(SETS))), where),
@@ -263,13 +311,13 @@ def test_mix_sets_and_the_baselines():
 
 def test_sampling_noise_is_unbiased():
     points = RNG.normal(size=(4000, 5, 1))
-    noise = kbr.sampling_noise(DENSITY, kbr.sample_sequence(jnp.asarray(points)))
+    noise = kbr.dynamics.sampling_noise(DENSITY, kbr.dynamics.sample_sequence(jnp.asarray(points)))
     expected = CASES["10_closed_forms"]["expected_sq_norm_error_n"]["n10"] * 2
     assert abs(np.mean(noise) - expected) < 4 * np.std(noise) / np.sqrt(4000)
-    alone = kbr.sampling_noise(G, sequence([[[0.0]], [[1.0], [2.0]]]))
+    alone = kbr.dynamics.sampling_noise(G, sequence([[[0.0]], [[1.0], [2.0]]]))
     close(alone, [0, 1 - (1 + np.exp(-0.5)) / 2])
-    model = kbr.fit_dynamics(G, sequence())
-    close(model.regularizer, np.mean(kbr.sampling_noise(G, sequence())), 1e-15)
+    model = kbr.dynamics.fit_dynamics(G, sequence())
+    close(model.regularizer, np.mean(kbr.dynamics.sampling_noise(G, sequence())), 1e-15)
 
 
 # ---- against explicit operators and refits
@@ -306,7 +354,8 @@ def feature(z):
 def test_the_operator(form, times, length, steps):
     kernel = kbr.Polynomial(2, 1.0, 1.0)
     model = fit(kernel=kernel, step_weights=GAMMAS, form=form, times=times)
-    prediction = kbr.extrapolate(model, steps, length=length)
+    coefficients = kbr.dynamics.forecast_coefficients(model, steps, length=length)[-1]
+    prediction = kbr.dynamics.combine(kernel, model.sets, coefficients)
     found = np.asarray(
         kbr.expectation(prediction, lambda z: jnp.stack([z[0] ** 2, z[1] ** 2, z[0], z[1]]))
     )
@@ -322,19 +371,21 @@ def test_leave_one_out_is_refitting(form, times):
     intervals = np.ones(5) if times is None else np.diff(times)
     residuals = []
     for t in range(5):
-        without = kbr.refit_dynamics(
+        without = kbr.dynamics.refit_dynamics(
             model, step_weights=jnp.asarray(np.where(np.arange(5) == t, 0, GAMMAS))
         )
         length = None if times is None else intervals[t]
         residuals.append(
-            np.asarray(kbr.forecast(without, length=length, start=jnp.eye(6)[t]))[0]
+            np.asarray(
+                kbr.dynamics.forecast_coefficients(without, length=length, start=jnp.eye(6)[t])
+            )[0]
             - np.eye(6)[t + 1]
         )
     residuals = np.stack(residuals)
     for kernel in (None, kbr.Gaussian(0.6)):
         gram = brute_gram(kernel or G, SETS, SETS)
         close(
-            kbr.leave_one_out_errors(model, kernel=kernel),
+            kbr.dynamics.leave_one_out_errors(model, kernel=kernel),
             np.diag(residuals @ gram @ residuals.T),
             1e-10,
         )
@@ -369,12 +420,52 @@ def test_forward_errors_are_refits(form, times, steps):
         )
         residual = np.append(c, np.zeros(6 - last)) - np.eye(6)[last + steps - 1]
         expected.append(residual @ gram @ residual)
-    close(kbr.rolling_origin_errors(model, steps=steps), expected)
+    close(kbr.dynamics.rolling_origin_errors(model, steps=steps), expected)
+
+
+FACTORS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_extrapolation_is_stacked_unless_told_otherwise(steps):
+    model = fit()
+    found = kbr.dynamics.extrapolate(model, steps)
+    stacked = kbr.dynamics.stacked_forecast(model, steps)
+    close(found.weights, kbr.dynamics.combine(G, model.sets, stacked.coefficients).weights)
+    close(jnp.sum(stacked.shares) + stacked.line, 1)
+    if steps > 1:
+        close(found.mass, 1)
+
+
+def test_a_slow_move_keeps_its_mass():
+    """Five steps ahead the ridge forecast has lost all of it (frictions, 8)."""
+    draw = np.random.default_rng(5)
+    sets = kbr.dynamics.sample_sequence(
+        [jnp.asarray(draw.normal([0.4 * t, -0.1 * t], 0.5, (60, 2))) for t in range(10)]
+    )
+    model = kbr.dynamics.fit_dynamics(kbr.Gaussian(1.0), sets)
+    found = kbr.dynamics.extrapolate(model, 5)
+    close(found.mass, 1)
+    ridge, truth = kbr.dynamics.extrapolate(model, 5, estimator="ridge"), np.array([5.6, -1.4])
+    distances = [np.linalg.norm(kbr.mean(e) - truth) for e in (found, ridge)]
+    assert abs(ridge.mass) < 0.5 and distances[0] < distances[1]
+
+
+@pytest.mark.parametrize("form", ["next", "change"])
+def test_the_operator_on_another_embedding(form):
+    model = fit(form=form)
+    other = kbr.embed(G, jnp.asarray(SETS[2]))
+    found = kbr.dynamics.apply_dynamics(model, other)
+    start = np.eye(6)[2]
+    expected = kbr.dynamics.forecast_coefficients(model, start=jnp.asarray(start))[0]
+    close(found, expected - (start if form == "change" else 0))
+    batch = kbr.embed(G, other.points, jnp.stack([other.weights, 2 * other.weights]))
+    close(kbr.dynamics.apply_dynamics(model, batch), jnp.stack([found, 2 * found]))
 
 
 def test_stacked_forecast():
-    model, factors = fit(), (1.0, 4.0)
-    gram, noise = np.asarray(model.gram), np.mean(kbr.sampling_noise(G, model.sets))
+    model, factors = fit(), FACTORS
+    gram, noise = np.asarray(model.gram), np.mean(kbr.dynamics.sampling_noise(G, model.sets))
     predictions, errors = [], []
     for form, restored in (("next", False), ("next", True), ("change", False)):
         for factor in factors:
@@ -411,11 +502,11 @@ def test_stacked_forecast():
     left = [line(t, everything[everything != t]) - np.eye(6)[t] for t in range(2, 6)]
     ahead = [line(t, everything[:t]) - np.eye(6)[t] for t in (4, 5)]
     errors.append((np.stack(left), np.stack(ahead)))
-    quadratic = noise * np.eye(7) + sum(
+    quadratic = noise * np.eye(19) + sum(
         np.array([[np.mean(np.sum(a @ gram * b, axis=1)) for b in part] for a in part])
         for part in zip(*errors, strict=True)
     )
-    found = kbr.stacked_forecast(model, factors=factors)
+    found = kbr.dynamics.stacked_forecast(model)
     shares = np.append(found.shares, found.line)
     close(found.coefficients, shares @ predictions)
     # The conditions of optimality on the simplex.
@@ -426,29 +517,44 @@ def test_stacked_forecast():
 
 
 def test_stacked_forecast_of_single_precision_data():
-    sets = kbr.sample_sequence([jnp.asarray(points, jnp.float32) for points in SETS])
-    found = kbr.stacked_forecast(fit(sets), factors=(1.0, 4.0))
+    sets = kbr.dynamics.sample_sequence([jnp.asarray(points, jnp.float32) for points in SETS])
+    found = kbr.dynamics.stacked_forecast(fit(sets))
     assert found.coefficients.dtype == jnp.float32
-    close(found.coefficients, kbr.stacked_forecast(fit(), factors=(1.0, 4.0)).coefficients, 1e-3)
+    close(
+        found.coefficients,
+        kbr.dynamics.stacked_forecast(fit()).coefficients,
+        1e-3,
+    )
 
 
 def test_next_counts_equal_steps_as_one_and_refuses_others():
     model = fit(times=10 * np.arange(6.0), form="change")
-    close(kbr.forecast(kbr.refit_dynamics(model, form="next"), 2), kbr.forecast(fit(), 2), 1e-13)
+    close(
+        kbr.dynamics.forecast_coefficients(kbr.dynamics.refit_dynamics(model, form="next"), 2),
+        kbr.dynamics.forecast_coefficients(fit(), 2),
+        1e-13,
+    )
     with pytest.raises(ValueError, match=r'"next" assumes equal steps; .* from 0\.4 to 1\.6 long'):
-        kbr.refit_dynamics(fit(times=TIMES, form="change"), form="next")
+        kbr.dynamics.refit_dynamics(fit(times=TIMES, form="change"), form="next")
 
 
 @pytest.mark.parametrize("times", [np.arange(6.0), TIMES], ids=["equal", "unequal"])
 def test_defaults_do_not_depend_on_the_unit_of_time(times):
     models = [
-        kbr.fit_dynamics(G, sequence(), times=unit * times, form="change") for unit in (1.0, 60.0)
+        kbr.dynamics.fit_dynamics(G, sequence(), times=unit * times, form="change")
+        for unit in (1.0, 60.0)
     ]
-    close(kbr.forecast(models[0], 2), kbr.forecast(models[1], 2))
-    stacked = [kbr.stacked_forecast(model, factors=(1.0, 4.0)) for model in models]
+    close(
+        kbr.dynamics.forecast_coefficients(models[0], 2),
+        kbr.dynamics.forecast_coefficients(models[1], 2),
+    )
+    stacked = [kbr.dynamics.stacked_forecast(model) for model in models]
     close(stacked[0].coefficients, stacked[1].coefficients)
     if times is not TIMES:
-        close(stacked[1].coefficients, kbr.stacked_forecast(fit(), factors=(1.0, 4.0)).coefficients)
+        close(
+            stacked[1].coefficients,
+            kbr.dynamics.stacked_forecast(fit()).coefficients,
+        )
 
 
 def test_linear_drift_with_unequal_times_is_extrapolated_exactly():
@@ -456,21 +562,29 @@ def test_linear_drift_with_unequal_times_is_extrapolated_exactly():
     sets = gaussians(
         [[3.0, -3.0]] * 6, jnp.ones((6, 2)), jnp.asarray(np.stack([shares, 1 - shares], 1))
     )
-    model = kbr.fit_dynamics(DENSITY, sets, times=TIMES, form="change")
-    prediction = kbr.extrapolate(model, 2, length=0.5)
+    model = kbr.dynamics.fit_dynamics(
+        DENSITY,
+        None,
+        gram=kbr.experimental.mixture_gram(DENSITY, sets),
+        regularizer=0.0,
+        times=TIMES,
+        form="change",
+    )
+    coefficients = kbr.dynamics.forecast_coefficients(model, 2, length=0.5)[-1]
+    prediction = kbr.experimental.combine_mixtures(sets, coefficients)
     truth = gaussians([3.0, -3.0], [1.0, 1.0], jnp.asarray([0.7, 0.3]))
     close(mixture_distance(DENSITY, prediction, truth), 0, 1e-6)
 
 
 def test_a_large_regularizer_predicts_nothing_or_the_last_set():
-    close(kbr.forecast(fit(regularizer=1e12))[0], np.zeros(6))
-    close(kbr.forecast(fit(regularizer=1e12, form="change"))[0], np.eye(6)[-1])
-    kept = kbr.extrapolate(fit(regularizer=1.0), normalize=True)
-    close(kept.mass, 1)
+    close(kbr.dynamics.forecast_coefficients(fit(regularizer=1e12))[0], np.zeros(6))
+    close(
+        kbr.dynamics.forecast_coefficients(fit(regularizer=1e12, form="change"))[0], np.eye(6)[-1]
+    )
 
 
 def test_recency_weights():
-    found = kbr.recency_weights(4, 0.5)
+    found = kbr.dynamics.recency_weights(4, 0.5)
     close(found, np.array([0.25, 0.5, 1.0]) / (1.75 / 3))
 
 
@@ -479,16 +593,18 @@ def test_recency_weights():
 
 @jax.jit
 def errors_of(parameters):
-    model = kbr.fit_dynamics(
+    model = kbr.dynamics.fit_dynamics(
         kbr.Gaussian(parameters["bandwidth"]),
         sequence(),
         regularizer=parameters["regularizer"],
         step_weights=parameters["weights"],
     )
-    probe = kbr.evaluate(kbr.extrapolate(model, 2), jnp.asarray(SETS[0][0]))
+    probe = kbr.evaluate(
+        kbr.dynamics.extrapolate(model, 2, estimator="ridge"), jnp.asarray(SETS[0][0])
+    )
     return (
-        jnp.mean(kbr.rolling_origin_errors(model))
-        + jnp.mean(kbr.leave_one_out_errors(model, kernel=G))
+        jnp.mean(kbr.dynamics.rolling_origin_errors(model))
+        + jnp.mean(kbr.dynamics.leave_one_out_errors(model, kernel=G))
         + probe
     )
 
@@ -514,16 +630,16 @@ def test_gradients_by_finite_differences():
 
 def test_gradients_are_finite_for_equal_sets_and_single_points():
     def loss(points, lam):
-        model = kbr.fit_dynamics(
+        model = kbr.dynamics.fit_dynamics(
             kbr.Gaussian(1.0),
-            kbr.sample_sequence(points),
+            kbr.dynamics.sample_sequence(points),
             regularizer=lam,
             step_weights=jnp.zeros(2),
         )
         return (
-            jnp.sum(kbr.forecast(model))
-            + jnp.sum(kbr.leave_one_out_errors(model))
-            + jnp.sum(kbr.rolling_origin_errors(model))
+            jnp.sum(kbr.dynamics.forecast_coefficients(model))
+            + jnp.sum(kbr.dynamics.leave_one_out_errors(model))
+            + jnp.sum(kbr.dynamics.rolling_origin_errors(model))
         )
 
     gradients = jax.jit(jax.grad(loss, argnums=(0, 1)))(jnp.ones((3, 1, 2)), jnp.asarray(0.0))
@@ -534,7 +650,9 @@ def test_many_sequences_at_once():
     points = jnp.asarray(RNG.normal(size=(3, 4, 5, 2)))
 
     def predict(points):
-        return kbr.forecast(kbr.fit_dynamics(G, kbr.sample_sequence(points), regularizer=0.1))
+        return kbr.dynamics.forecast_coefficients(
+            kbr.dynamics.fit_dynamics(G, kbr.dynamics.sample_sequence(points), regularizer=0.1)
+        )
 
     together = jax.jit(jax.vmap(predict))(points)
     for one, expected in zip(points, together, strict=True):

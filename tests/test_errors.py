@@ -22,7 +22,7 @@ PRIOR = kbr.embed(G, X)
 BATCH = kbr.embed(G, X, jnp.ones((2, 6)) / 6)
 FILTER = kbr.fit_filter(G, G, X, Y, **BAYES)
 SIMPLE = kbr.fit_conditional_embedding_filter(G, G, X, Y, **RIDGE)
-LANDMARKS = kbr.given_landmarks(X[:3])
+LANDMARKS = kbr.Landmarks(X[:3])
 PAIRS = kbr.TensorProduct((G, kbr.Delta()))
 PAIR = kbr.TensorProduct((G, G))
 RUN = kbr.run_filter(FILTER, Y[:3])
@@ -59,7 +59,7 @@ def fit_simple(states=X, observations=Y, kernel_states=G, kernel_observations=G,
 
 
 def fit_moment_filter(states=X, observations=Y, transition=None, **options):
-    maps = kbr.moments.moment_maps(G, G, LANDMARKS, kbr.given_landmarks(Y[:3]), shift=True)
+    maps = kbr.moments.moment_maps(G, G, LANDMARKS, kbr.Landmarks(Y[:3]), shift=True)
     moments = kbr.moments.collect_moments(maps, states[:-1], observations[:-1], states[1:])
     emission = kbr.moments.fit_conditional(moments, **RIDGE)
     clipping = kbr.Clipping(False, 0.0)
@@ -69,26 +69,30 @@ def fit_moment_filter(states=X, observations=Y, transition=None, **options):
 
 
 def fit_dynamics(sets, regularizer=0.1, **options):
-    return kbr.fit_dynamics(G, kbr.sample_sequence(sets), regularizer=regularizer, **options)
+    return kbr.dynamics.fit_dynamics(
+        G, kbr.dynamics.sample_sequence(sets), regularizer=regularizer, **options
+    )
 
 
 def fit_svm(x=X, labels=LABELS % 2, penalty=1.0, **options):
-    return kbr.fit_predicted_svm(x, labels, jnp.ones(6) / 6, penalty=penalty, **options)
+    return kbr.dynamics.fit_predicted_svm(x, labels, jnp.ones(6) / 6, penalty=penalty, **options)
 
 
 KEY = jax.random.key(0)
 
 
 def two_samples(x=X, y=X, kernel=G, **options):
-    return kbr.two_sample_test(kernel, x, y, key=KEY, **options)
+    return kbr.hypotheses.two_sample_test(kernel, x, y, key=KEY, **options)
 
 
 def triples(x, regularizer=0.1):
-    return kbr.conditional_independence_test(G, G, G, x, x, x, regularizer=regularizer, key=KEY)
+    return kbr.hypotheses.conditional_independence_test(
+        G, G, G, x, x, x, regularizer=regularizer, key=KEY
+    )
 
 
-TWO_SETS = kbr.sample_sequence([X, X + 1])
-MIXTURE = kbr.gaussian_mixture(jnp.zeros((1, 2)), jnp.ones(1))
+TWO_SETS = kbr.dynamics.sample_sequence([X, X + 1])
+MIXTURE = kbr.experimental.gaussian_mixture(jnp.zeros((1, 2)), jnp.ones(1))
 
 
 def simulate(count=3, **options):
@@ -150,16 +154,12 @@ CASES = {
         r"must return one number for two single points, got shape \(\d+,\)",
     ),
     "negative histogram": (
-        lambda: kbr.gram(kbr.ChiSquared(), X - 10),
+        lambda: kbr.gram(kbr.kernels.ChiSquared(), X - 10),
         "ChiSquared is a kernel on histograms, but `x` has negative coordinates",
     ),
     "histogram of labels": (
-        lambda: kbr.gram(kbr.HistogramIntersection(), LABELS),
+        lambda: kbr.gram(kbr.kernels.HistogramIntersection(), LABELS),
         "HistogramIntersection .* `x` has dtype int",
-    ),
-    "trace of vectors": (
-        lambda: kbr.gram(kbr.Trace(), X),
-        r"Trace takes matrices, `x` .* got \(6, 2\)",
     ),
     "precomputed of pairs": (
         lambda: kbr.gram(kbr.Precomputed(jnp.eye(6)), jnp.zeros((6, 2), int)),
@@ -182,7 +182,7 @@ CASES = {
         lambda: kbr.gram(G, (X, X)),
         "Gaussian .* single arrays, .* `x` is a tuple of 2 parts",
     ),
-    "diagonal": (lambda: kbr.diagonal(G, EMPTY), "`x` is an empty sample"),
+    "diagonal": (lambda: kbr.kernels.diagonal(G, EMPTY), "`x` is an empty sample"),
     "median of one": (lambda: kbr.median_heuristic(X[:1]), "at least 2 points, got 1"),
     "median of a point": (
         lambda: kbr.median_heuristic(X, max_points=1),
@@ -203,7 +203,7 @@ CASES = {
         "`rank` must be an integer >= 1, got 0",
     ),
     "rank real": (
-        lambda: kbr.incomplete_cholesky(G, X, rank=2.5),
+        lambda: kbr.features.incomplete_cholesky(G, X, rank=2.5),
         "`rank` must be an integer >= 1, got 2.5",
     ),
     "rank too large": (
@@ -214,9 +214,9 @@ CASES = {
         lambda: kbr.rpcholesky_landmarks(G, X, rank=-1, key=jax.random.key(0)),
         "`rank` must be an integer >= 1, got -1",
     ),
-    "landmarks of nan": (lambda: kbr.given_landmarks(NAN), "`points` contains NaN"),
+    "landmarks of nan": (lambda: kbr.Landmarks(NAN), "`points` contains NaN"),
     "landmarks of another kind": (
-        lambda: fit(landmarks_x=kbr.given_landmarks(Y)),
+        lambda: fit(landmarks_x=kbr.Landmarks(Y)),
         r"`landmarks` has shape \[\(3,\)\], one of `points` \[\(2,\)\]",
     ),
     "landmarks of another type": (
@@ -250,7 +250,7 @@ CASES = {
     ),
     "mmd": (lambda: kbr.mmd(PRIOR, kbr.embed(G, Y)), r"`q.points` has shape \[\(3,\)\]"),
     "unbiased mmd": (
-        lambda: kbr.squared_mmd(PRIOR, kbr.embed(G, X[:1]), unbiased=True),
+        lambda: kbr.embedding.squared_mmd(PRIOR, kbr.embed(G, X[:1]), unbiased=True),
         "at least 2 points",
     ),
     "mix nothing": (lambda: kbr.mixture([], jnp.ones(0)), "`embeddings` is empty"),
@@ -262,14 +262,17 @@ CASES = {
         lambda: kbr.mixture([PRIOR, BATCH], jnp.ones(2)),
         r"embeddings\[1\] is a batch of shape \(2, 6\)",
     ),
-    "joint sizes": (lambda: kbr.embed_joint(G, G, X, Y[:5]), "`x` has 6 points and `y` 5"),
+    "joint sizes": (
+        lambda: kbr.embedding.embed_joint(G, G, X, Y[:5]),
+        "`x` has 6 points and `y` 5",
+    ),
     "hsic sizes": (lambda: kbr.hsic(G, G, X, Y[:5]), "`x` has 6 points and `y` 5"),
     "unbiased hsic": (
         lambda: kbr.hsic(G, G, X[:3], Y[:3], unbiased=True),
         "at least 4 pairs, got 3",
     ),
     "covariance of a full joint": (
-        lambda: kbr.cross_covariance(kbr.chain_rule(MODEL, PRIOR, estimator="prior")),
+        lambda: kbr.embedding.cross_covariance(kbr.chain_rule(MODEL, PRIOR, estimator="prior")),
         "`cross_covariance` needs a joint embedding of pairs",
     ),
     "decode candidates": (lambda: kbr.decode(PRIOR, Y), r"`candidates` has shape \[\(3,\)\]"),
@@ -321,7 +324,7 @@ CASES = {
         "`estimator` must be 'affine' or 'song2009', got 'b'",
     ),
     "cross covariance": (
-        lambda: kbr.conditional_cross_covariance(MODEL, X),
+        lambda: kbr.rules.conditional_cross_covariance(MODEL, X),
         r"needs a model of pairs \(y, z\).*TensorProduct",
     ),
     "sum prior": (
@@ -594,29 +597,32 @@ CASES = {
     "2009 nan": (lambda: fit_simple(NAN), "`states` contains NaN"),
     "2009 labels": (lambda: fit_simple(LABELS), "`states` has dtype int"),
     # Dynamics, herding, embedded Gaussians.
-    "no sets": (lambda: kbr.sample_sequence([]), "`sets` is empty; at least one sample"),
-    "one set": (lambda: fit_dynamics([X]), "`sets` holds 1 sample; dynamics need at least two"),
+    "no sets": (lambda: kbr.dynamics.sample_sequence([]), "`sets` is empty; at least one sample"),
+    "one set": (lambda: fit_dynamics([X]), "dynamics need at least two sets"),
     "empty set": (lambda: fit_dynamics([X, EMPTY]), r"`sets\[1\]` is an empty sample"),
     "nan in a set": (lambda: fit_dynamics([X, NAN]), "`sets` contains NaN or infinity"),
     "sets of two dimensions": (
         lambda: fit_dynamics([X, Y]),
         r"`sets\[1\]` has shape \[\(3,\)\], one of `sets\[0\]` \[\(2,\)\]",
     ),
-    "stacked sets": (lambda: kbr.sample_sequence(jnp.ones(3)), r"need the shape \[T, n, ...\]"),
+    "stacked sets": (
+        lambda: kbr.dynamics.sample_sequence(jnp.ones(3)),
+        r"need the shape \[T, n, ...\]",
+    ),
     "mask of a list": (
-        lambda: kbr.sample_sequence([X], mask=jnp.ones((1, 6), bool)),
+        lambda: kbr.dynamics.sample_sequence([X], mask=jnp.ones((1, 6), bool)),
         "`mask` belongs to stacked samples",
     ),
     "mask of sets": (
-        lambda: kbr.sample_sequence(jnp.ones((2, 3)), mask=jnp.ones((2, 3))),
+        lambda: kbr.dynamics.sample_sequence(jnp.ones((2, 3)), mask=jnp.ones((2, 3))),
         r"`mask` must be a boolean mask of shape \(2, 3\)",
     ),
     "weights of sets": (
-        lambda: kbr.sample_sequence([X, X], jnp.ones(6)),
+        lambda: kbr.dynamics.sample_sequence([X, X], jnp.ones(6)),
         r"`weights` has shape \(6,\); sets of shape \(2, 6\)",
     ),
     "batch of sequences": (
-        lambda: kbr.fit_dynamics(G, jax.tree.map(lambda leaf: leaf[None], TWO_SETS)),
+        lambda: kbr.dynamics.fit_dynamics(G, jax.tree.map(lambda leaf: leaf[None], TWO_SETS)),
         "`sets` must be one sequence",
     ),
     "negative lambda": (
@@ -652,73 +658,84 @@ CASES = {
         'need the form "change"',
     ),
     "length of next": (
-        lambda: kbr.forecast(fit_dynamics([X, X]), length=0.5),
+        lambda: kbr.dynamics.forecast_coefficients(fit_dynamics([X, X]), length=0.5),
         'needs the form "change"',
     ),
     "steps": (
-        lambda: kbr.forecast(fit_dynamics([X, X]), 0),
+        lambda: kbr.dynamics.forecast_coefficients(fit_dynamics([X, X]), 0),
         "`steps` must be an integer >= 1, got 0",
     ),
     "start": (
-        lambda: kbr.forecast(fit_dynamics([X, X]), start=jnp.ones(3)),
+        lambda: kbr.dynamics.forecast_coefficients(fit_dynamics([X, X]), start=jnp.ones(3)),
         r"`start` has shape \(3,\)",
     ),
     "nothing to predict": (
-        lambda: kbr.rolling_origin_errors(fit_dynamics([X, X])),
+        lambda: kbr.dynamics.rolling_origin_errors(fit_dynamics([X, X])),
         "leave nothing to predict in 2 sets",
     ),
     "too few to average": (
-        lambda: kbr.stacked_forecast(fit_dynamics([X, X])),
+        lambda: kbr.dynamics.stacked_forecast(fit_dynamics([X, X])),
         "at least 4 sampled sets .* got 2",
     ),
-    "decay": (lambda: kbr.recency_weights(3, 0.0), "`decay` must be positive"),
+    "decay": (lambda: kbr.dynamics.recency_weights(3, 0.0), "`decay` must be positive"),
     "coefficients": (
-        lambda: kbr.combine(G, TWO_SETS, jnp.ones(3)),
+        lambda: kbr.dynamics.combine(G, TWO_SETS, jnp.ones(3)),
         "`coefficients` has shape .* each of 2 points",
     ),
     "other sets": (
-        lambda: kbr.embedding_gram(G, TWO_SETS, kbr.sample_sequence([Y])),
+        lambda: kbr.dynamics.embedding_gram(G, TWO_SETS, kbr.dynamics.sample_sequence([Y])),
         "a set of `others`.* must agree",
     ),
     "variances": (
-        lambda: kbr.gaussian_mixture(jnp.ones((2, 3)), jnp.ones(3)),
+        lambda: kbr.experimental.gaussian_mixture(jnp.ones((2, 3)), jnp.ones(3)),
         r"`covariances` has shape \(3,\)",
     ),
     "means": (
-        lambda: kbr.gaussian_mixture(jnp.ones(3), 1.0),
+        lambda: kbr.experimental.gaussian_mixture(jnp.ones(3), 1.0),
         r"`means` must be floating-point of shape \[..., c, d\]",
     ),
     "mixture kernel": (
-        lambda: kbr.evaluate_mixture(kbr.Laplace(1.0), MIXTURE, X),
+        lambda: kbr.experimental.evaluate_mixture(kbr.Laplace(1.0), MIXTURE, X),
         "closed form under `Gaussian` kernels.* not Laplace",
     ),
-    "mixture points": (lambda: kbr.evaluate_mixture(G, MIXTURE, Y), r"`points` must be \[n, 2\]"),
+    "mixture points": (
+        lambda: kbr.experimental.evaluate_mixture(G, MIXTURE, Y),
+        r"`points` must be \[n, 2\]",
+    ),
     "mixtures": (
-        lambda: kbr.inner_mixtures(G, MIXTURE, kbr.gaussian_mixture(jnp.ones((1, 3)), jnp.ones(1))),
+        lambda: kbr.experimental.inner_mixtures(
+            G, MIXTURE, kbr.experimental.gaussian_mixture(jnp.ones((1, 3)), jnp.ones(1))
+        ),
         "2 and 3 coordinates",
     ),
     "herding rule": (
-        lambda: kbr.herd(PRIOR, count=2, rule="best"),
+        lambda: kbr.herd(PRIOR, num_points=2, rule="best"),
         "`rule` must be one of greedy, .*got 'best'",
     ),
     "herding batch": (
-        lambda: kbr.herd(BATCH, count=2),
+        lambda: kbr.herd(BATCH, num_points=2),
         r"`embedding` is a batch of shape \(2, 6\); use `jax.vmap`",
     ),
-    "herding count": (lambda: kbr.herd(PRIOR, count=0), "`count` must be an integer >= 1, got 0"),
+    "herding count": (
+        lambda: kbr.herd(PRIOR, num_points=0),
+        "`num_points` must be an integer >= 1, got 0",
+    ),
     "free herding count": (
-        lambda: kbr.herd(PRIOR, count=7, rule="free"),
-        "`count` must be an integer between 1 and 6",
+        lambda: kbr.herd(PRIOR, num_points=7, rule="sbq"),
+        "`num_points` must be an integer between 1 and 6",
     ),
     "herding candidates": (
-        lambda: kbr.herd(PRIOR, Y, count=2),
+        lambda: kbr.herd(PRIOR, Y, num_points=2),
         "`candidates` has shape .* must agree",
     ),
     "herding on labels": (
-        lambda: kbr.herd_continuous(kbr.embed(kbr.Delta(), LABELS), count=2),
+        lambda: kbr.herd_continuous(kbr.embed(kbr.Delta(), LABELS), num_points=2),
         "one real array",
     ),
-    "flipped labels": (lambda: kbr.flip_labels(LABELS, jnp.ones(6)), "`labels` must be -1 or 1"),
+    "flipped labels": (
+        lambda: kbr.dynamics.flip_labels(LABELS, jnp.ones(6)),
+        "`labels` must be -1 or 1",
+    ),
     "one class": (lambda: fit_svm(labels=jnp.zeros(6, int)), "at least two `classes`"),
     "unpaired labels": (lambda: fit_svm(labels=jnp.arange(5)), "`labels` has 5 points and `x` 6"),
     "penalty": (lambda: fit_svm(penalty=0.0), "`penalty` must be positive, got 0"),
@@ -727,12 +744,8 @@ CASES = {
         "Linear features need points that are one real array",
     ),
     "points of a classifier": (
-        lambda: kbr.classify(fit_svm(), Y),
+        lambda: kbr.dynamics.classify(fit_svm(), Y),
         "`x` has 3 features, the classifier 2",
-    ),
-    "estimator": (
-        lambda: kbr.fit_predicted_estimator(None, X, LABELS, jnp.ones(5)),
-        "have 6, 6 and 5 entries",
     ),
     # Tests of hypotheses.
     "one point": (lambda: two_samples(X[:1]), "at least 2 points in each sample"),
@@ -740,16 +753,25 @@ CASES = {
     "no kernels": (lambda: two_samples(kernel=[]), "`kernel` is an empty list"),
     "null": (
         lambda: two_samples(null="bootstrap"),
-        '`null` must be "permutation" or "wild bootstrap", got',
+        '`null` must be "permutation" or "signs", got',
     ),
-    "signs": (lambda: two_samples(X, X[:4], null="wild bootstrap"), "`y` has 4 points and `x` 6"),
-    "draws": (lambda: two_samples(draws=0), "`draws` must be an integer >= 1, got 0"),
+    "signs": (lambda: two_samples(X, X[:4], null="signs"), "`y` has 4 points and `x` 6"),
+    "draws": (
+        lambda: two_samples(num_permutations=0),
+        "`num_permutations` must be an integer >= 1, got 0",
+    ),
     "blocks": (
-        lambda: kbr.block_two_sample_test(G, X, X, block=4),
+        lambda: kbr.hypotheses.block_two_sample_test(G, X, X, block_size=4),
         "leave at least two blocks of 6 points",
     ),
-    "unpaired": (lambda: kbr.independence_test(G, G, X, X[:4], key=KEY), "6 points|4 points"),
-    "one pair": (lambda: kbr.independence_test(G, G, X[:1], X[:1], key=KEY), "at least 2 pairs"),
+    "unpaired": (
+        lambda: kbr.hypotheses.independence_test(G, G, X, X[:4], key=KEY),
+        "6 points|4 points",
+    ),
+    "one pair": (
+        lambda: kbr.hypotheses.independence_test(G, G, X[:1], X[:1], key=KEY),
+        "at least 2 pairs",
+    ),
     "three triples": (lambda: triples(X[:3]), "at least 4 triples"),
     "ridge of a test": (lambda: triples(X, 0.0), "`regularizer` must be positive, got 0"),
     # Posteriors from simulations.

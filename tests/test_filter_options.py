@@ -93,7 +93,7 @@ def filters(states, observations):
         *kernels, states, observations, estimator="importance", **options, **landmarks
     )
     yield moment_filter(kernels, states, observations, None)
-    cells = kbr.soft_partition(kernels[0], kbr.given_landmarks(states[:40:5]))
+    cells = kbr.soft_partition(kernels[0], kbr.Landmarks(states[:40:5]))
     yield moment_filter(kernels, states, observations, cells)
     yield kbr.fit_conditional_embedding_filter(*kernels, states, observations, regularizer=1e-3)
 

@@ -65,7 +65,7 @@ def gaussian(a, b, h):
 
 def gram_function(features, h):
     """The kernel of features, exact or Nystroem, as a function of two samples."""
-    if isinstance(features, kbr.DenseGram):
+    if isinstance(features, kbr.features.DenseGram):
         return lambda a, b: gaussian(a, b, h)
     points = np.asarray(features.landmarks.points)[np.asarray(features.landmarks.active)]
     inner = np.linalg.inv(gaussian(points, points, h))
@@ -334,7 +334,7 @@ def test_a_prediction_is_the_sum_rule_regressed_and_clipped():
         ks = filt.emission.features_x
         mean = moved.weights @ ks.coordinates(moved.points)
         weights = ks.ridge_weights(filt.emission.factor, mean[None])[0]
-        expected = kbr.clip_and_normalize(weights, filt.clipping)
+        expected = kbr.rules.clip_and_normalize(weights, filt.clipping)
         close(kbr.predict(filt, run).weights[-1], expected)
 
 
@@ -477,8 +477,7 @@ def random_model(seed, hidden=3, symbols=3):
 
 def model_sample(transitions, emission):
     """Transitions with given counts, each beside observations in proportion 10 to (rounded)
-    emission
-    probabilities.
+    emission probabilities.
 
     State, observation and successor are a product sample for each state, so the sample is exact for
     its own tables.

@@ -85,10 +85,10 @@ def numpy_bayes(estimator):
         (kbr.RationalQuadratic(1.0), X),
         (kbr.Linear(), X),
         (kbr.Polynomial(2), X),
-        (kbr.HistogramIntersection(), HISTOGRAMS),
-        (kbr.ChiSquared(), HISTOGRAMS),
-        (kbr.Trace(), MATRICES),
-        (kbr.ChordalGaussian(1.0), MATRICES),
+        (kbr.kernels.HistogramIntersection(), HISTOGRAMS),
+        (kbr.kernels.ChiSquared(), HISTOGRAMS),
+        (kbr.Linear(), MATRICES),
+        (kbr.Gaussian(1.0), MATRICES),
         (kbr.Delta(), LABELS),
         (kbr.Precomputed(jnp.eye(3)), LABELS),
         (kbr.TensorProduct((kbr.Gaussian(1.0), kbr.Delta())), (X, LABELS)),
@@ -102,7 +102,7 @@ def test_kernels(kernel, x):
     matrix = single(kbr.gram(kernel, x))
     np.testing.assert_allclose(matrix, matrix.T, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(
-        single(kbr.diagonal(kernel, x)), np.diagonal(matrix), rtol=1e-4, atol=1e-5
+        single(kbr.kernels.diagonal(kernel, x)), np.diagonal(matrix), rtol=1e-4, atol=1e-5
     )
     assert np.linalg.eigvalsh(np.asarray(matrix, np.float64)).min() > -1e-4
 
@@ -124,7 +124,7 @@ def test_gram_far_from_the_origin(dimensions, offset):
 def test_products_by_blocks():
     v = np.random.default_rng(116).normal(size=(N, 2))
     weights = jnp.asarray(v, jnp.float32)
-    close(kbr.gram_matvec(KERNEL, X, X, weights, block=7), GRAM_X @ v, 1e-5)
+    close(kbr.kernels.gram_matvec(KERNEL, X, X, weights, block_size=7), GRAM_X @ v, 1e-5)
 
     def loss(kernel, x, product):
         return jnp.sum(product(kernel, x) ** 2)
@@ -132,7 +132,7 @@ def test_products_by_blocks():
     blocked, dense = (
         single(jax.jit(jax.grad(lambda k, x, f=f: loss(k, x, f), argnums=(0, 1)))(KERNEL, X))
         for f in (
-            lambda k, x: kbr.gram_matvec(k, x, Y, weights, block=7),
+            lambda k, x: kbr.kernels.gram_matvec(k, x, Y, weights, block_size=7),
             lambda k, x: kbr.gram(k, x, Y) @ weights,
         )
     )
@@ -157,35 +157,37 @@ def test_embeddings():
     close(kbr.evaluate(PRIOR, X), ALPHA64 @ cross, 1e-5)
     close(kbr.inner(PRIOR, q), ALPHA64 @ cross.mean(1), 1e-5)
     distance = ALPHA64 @ gaussian(U64, U64) @ ALPHA64 + GRAM_X.mean() - 2 * ALPHA64 @ cross.mean(1)
-    close(kbr.squared_mmd(PRIOR, q), distance, 1e-5)
+    close(kbr.embedding.squared_mmd(PRIOR, q), distance, 1e-5)
     close(kbr.mmd(PRIOR, q), np.sqrt(distance), 1e-4)
     close(kbr.witness(PRIOR, q, X), ALPHA64 @ cross - GRAM_X.mean(0), 1e-5)
     close(kbr.norm(q), np.sqrt(GRAM_X.mean()), 1e-5)
-    close(kbr.squared_norm(q), GRAM_X.mean(), 1e-5)
+    close(kbr.embedding.squared_norm(q), GRAM_X.mean(), 1e-5)
     close(kbr.mean(PRIOR), ALPHA64 @ U64, 1e-5)
     close(kbr.expectation(PRIOR, lambda x: x[0] ** 2), ALPHA64 @ U64[:, 0] ** 2, 1e-5)
     close(kbr.mixture([PRIOR, q], jnp.asarray([0.3, 0.7])).mass, 1.0, 1e-5)
     embedding, mass = kbr.normalize(kbr.Embedding(KERNEL, U, 3 * PRIOR.weights))
     close(embedding.weights, ALPHA64, 1e-6)
     close(mass, 3.0, 1e-6)
-    single(kbr.squared_mmd(PRIOR, q, unbiased=True))
+    single(kbr.embedding.squared_mmd(PRIOR, q, unbiased=True))
 
 
 def test_joint_embeddings():
-    joint = kbr.embed_joint(KERNEL, KERNEL, X, Y)
+    joint = kbr.embedding.embed_joint(KERNEL, KERNEL, X, Y)
     hs2 = np.trace(CENTRING @ GRAM_X @ CENTRING @ GRAM_Y) / N**2
     close(kbr.hsic(KERNEL, KERNEL, X, Y), hs2, 1e-5)
-    close(kbr.squared_hs_norm(kbr.cross_covariance(joint)), hs2, 1e-5)
+    close(kbr.embedding.squared_hs_norm(kbr.embedding.cross_covariance(joint)), hs2, 1e-5)
     single(kbr.hsic(KERNEL, KERNEL, X, Y, unbiased=True))
     expected = np.mean(X64[:, 0] * Y64[:, 0])
-    close(kbr.joint_expectation(joint, lambda x: x[0], lambda y: y[0]), expected, 1e-5)
+    close(kbr.embedding.joint_expectation(joint, lambda x: x[0], lambda y: y[0]), expected, 1e-5)
     covariance = expected - X64[:, 0].mean() * Y64[:, 0].mean()
     close(
-        kbr.covariance(kbr.cross_covariance(joint), lambda x: x[0], lambda y: y[0]),
+        kbr.embedding.covariance(
+            kbr.embedding.cross_covariance(joint), lambda x: x[0], lambda y: y[0]
+        ),
         covariance,
         1e-5,
     )
-    single([e.weights for e in kbr.marginals(joint)])
+    single([e.weights for e in kbr.embedding.marginals(joint)])
 
 
 def test_decoding():
@@ -196,20 +198,20 @@ def test_decoding():
         kbr.decode_gradient(embedding),
         kbr.decode(embedding, jnp.concatenate([X, best[None]])),
     ):
-        difference = kbr.decoding_objective(embedding, single(decoded)) - kbr.decoding_objective(
-            embedding, best
-        )
+        difference = kbr.embedding.decoding_objective(
+            embedding, single(decoded)
+        ) - kbr.embedding.decoding_objective(embedding, best)
         assert float(difference) <= 1e-5
     rotations = MATRICES * jnp.linalg.det(MATRICES)[:, None, None]
-    turned = single(kbr.decode_rotation(kbr.embed(kbr.Trace(), rotations)))
+    turned = single(kbr.decode_rotation(kbr.embed(kbr.Linear(), rotations)))
     np.testing.assert_allclose(turned @ turned.T, np.eye(3), atol=1e-5)
-    close(kbr.nearest_rotation(rotations), np.asarray(rotations), 1e-5)
+    close(kbr.embedding.nearest_rotation(rotations), np.asarray(rotations), 1e-5)
     permutations = jnp.stack([jnp.eye(3), jnp.eye(3)[jnp.asarray([1, 0, 2])], jnp.eye(3)])
-    close(kbr.decode_permutation(kbr.embed(kbr.Trace(), permutations)), np.eye(3), 0)
+    close(kbr.embedding.decode_permutation(kbr.embed(kbr.Linear(), permutations)), np.eye(3), 0)
 
 
 def test_landmarks():
-    decomposition = single(kbr.incomplete_cholesky(KERNEL, X, rank=20))
+    decomposition = single(kbr.features.incomplete_cholesky(KERNEL, X, rank=20))
     low_rank = np.asarray(decomposition.factor, np.float64)
     np.testing.assert_allclose(
         np.diagonal(GRAM_X - low_rank @ low_rank.T), np.asarray(decomposition.residual), atol=1e-5
@@ -219,11 +221,11 @@ def test_landmarks():
         kbr.greedy_landmarks(KERNEL, X, rank=20),
         kbr.rpcholesky_landmarks(KERNEL, X, rank=20, key=key),
         kbr.uniform_landmarks(X, rank=20, key=key),
-        kbr.given_landmarks(X[:20]),
-        kbr.greedy_landmarks(KERNEL, X, rank=20, block=8),
-        kbr.rpcholesky_landmarks(KERNEL, X, rank=20, key=key, block=8),
-        kbr.kmeanspp_landmarks(X, rank=20, key=key, kernel=KERNEL, iterations=2),
-        kbr.streaming_landmarks(KERNEL, [X[:20], X[20:]], rank=20, key=key),
+        kbr.Landmarks(X[:20]),
+        kbr.greedy_landmarks(KERNEL, X, rank=20, block_size=8),
+        kbr.rpcholesky_landmarks(KERNEL, X, rank=20, key=key, block_size=8),
+        kbr.kmeanspp_landmarks(KERNEL, X, rank=20, key=key, num_iterations=2),
+        kbr.features.streaming_landmarks(KERNEL, [X[:20], X[20:]], rank=20, key=key),
     ):
         model = kbr.fit_conditional(
             KERNEL, KERNEL, X, Y, regularizer=EPSILON, landmarks_x=landmarks
@@ -237,8 +239,8 @@ def test_landmarks_in_blocks(key):
     x64 = np.random.default_rng(0).normal(size=(2000, 2))
     key = None if key is None else jax.random.key(key)
     result = single(
-        kbr.incomplete_cholesky(
-            kbr.Gaussian(2.0), jnp.asarray(x64, jnp.float32), rank=200, key=key, block=32
+        kbr.features.incomplete_cholesky(
+            kbr.Gaussian(2.0), jnp.asarray(x64, jnp.float32), rank=200, key=key, block_size=32
         )
     )
     low_rank = np.asarray(result.factor, np.float64)
@@ -297,7 +299,7 @@ def test_rules(model, tol):
     close(kbr.chain_rule(model, PRIOR).weights, W64, tol)
     operator = np.linalg.solve(RIDGE, gaussian(X64, U64)) * ALPHA64
     close(kbr.chain_rule(model, PRIOR, estimator="prior").weights, operator.T, tol)
-    close(kbr.clip_and_normalize(PRIOR.weights, kbr.Clipping(truncation=0.0)), ALPHA64, tol)
+    close(kbr.rules.clip_and_normalize(PRIOR.weights, kbr.Clipping(truncation=0.0)), ALPHA64, tol)
     for estimator in ("prior", "pairs", "importance"):
         posterior = kbr.bayes_rule(model, PRIOR, Y[:3], regularizer=DELTA, **as_printed(estimator))
         close(posterior.weights, numpy_bayes(estimator), tol)
@@ -321,8 +323,8 @@ def test_conditional_cross_covariance():
     model = kbr.fit_conditional(KERNEL, kernel, X, (Y, Y[:, ::-1]), regularizer=EPSILON)
     beta = np.linalg.solve(RIDGE, gaussian(X64, X64[:1]))[:, 0]
     b = np.diag(beta) - np.outer(beta, beta)
-    operator = kbr.conditional_cross_covariance(model, X[0])
-    close(kbr.squared_hs_norm(operator), np.trace(b @ GRAM_Y @ b @ GRAM_Y), 1e-4)
+    operator = kbr.rules.conditional_cross_covariance(model, X[0])
+    close(kbr.embedding.squared_hs_norm(operator), np.trace(b @ GRAM_Y @ b @ GRAM_Y), 1e-4)
 
 
 @pytest.mark.parametrize("landmarks", [None, 20])
@@ -432,7 +434,7 @@ def test_a_hundred_steps_on_moments(kind):
     )
     s, o, s_next = states[:-1], observations[:-1], states[1:]
     landmarks = [kbr.greedy_landmarks(kernel, p, rank=60) for p in (s, o)]
-    cells = None if kind == "plain" else kbr.soft_partition(kernel, kbr.given_landmarks(s))
+    cells = None if kind == "plain" else kbr.soft_partition(kernel, kbr.Landmarks(s))
     maps = kbr.moments.moment_maps(kernel, kernel, *landmarks, cells=cells, shift=True)
     moments = kbr.moments.collect_moments(maps, s, o, s_next)
     filt = kbr.KernelBayesFilter(
@@ -451,7 +453,7 @@ def test_a_hundred_steps_on_moments(kind):
 
 
 def test_rules_on_moments():
-    landmarks = [kbr.given_landmarks(a[:20]) for a in (X, Y)]
+    landmarks = [kbr.Landmarks(a[:20]) for a in (X, Y)]
     moments = kbr.moments.collect_moments(kbr.moments.moment_maps(KERNEL, KERNEL, *landmarks), X, Y)
     model = kbr.moments.fit_conditional(moments, regularizer=EPSILON)
     weights_model = kbr.fit_conditional(
@@ -516,11 +518,13 @@ def test_losses_and_their_gradients():
             "regression": kbr.regression_loss(model, U, U, kernel=KERNEL),
             "leave one out": kbr.leave_out_loss(model, kernel=KERNEL),
             "leave one out, landmarks": kbr.leave_out_loss(low),
-            "marginal": kbr.marginal_loss(model, U, U, regularizer=p["delta"], kernel=KERNEL),
+            "marginal": kbr.tuning.marginal_loss(
+                model, U, U, regularizer=p["delta"], kernel=KERNEL
+            ),
             "filter": kbr.filter_loss(filt, truth, seen, counted=mask, checkpoint_every=7),
             "filter, kernel": kbr.filter_loss(filt, truth, seen, kernel=KERNEL),
-            "power": kbr.mmd_power(kernel, X, Y),
-            "mmd": kbr.squared_mmd(kbr.sum_rule(model, PRIOR), kbr.embed(kernel, Y)),
+            "power": kbr.tuning.mmd_power(kernel, X, Y),
+            "mmd": kbr.embedding.squared_mmd(kbr.sum_rule(model, PRIOR), kbr.embed(kernel, Y)),
         }
 
     p = jax.tree.map(jnp.float32, {"h": 0.6, "epsilon": 1e-2, "delta": 1e-2})
@@ -537,12 +541,12 @@ def test_learning():
 
     start = {"h": jnp.full(2, 3.0), "epsilon": 0.1}
     tuned = single(
-        kbr.tune(loss, start, optax.adam(0.1), steps=20, positive=lambda p: p, progress=False)
+        kbr.tune(loss, start, optax.adam(0.1), num_steps=20, positive=lambda p: p, progress=False)
     )
     assert tuned.value < tuned.history.loss[0]
 
 
-SETS = kbr.sample_sequence(
+SETS = kbr.dynamics.sample_sequence(
     jnp.asarray(np.random.default_rng(1).normal(size=(5, 6, 2)), jnp.float32)
 )
 
@@ -551,25 +555,34 @@ SETS = kbr.sample_sequence(
 def test_dynamics_of_distributions(form):
     points = np.asarray(SETS.points, np.float64)
     gram = np.array([[gaussian(a, b).mean() for b in points] for a in points])
-    model = kbr.fit_dynamics(KERNEL, SETS, regularizer=0.05, form=form)
+    model = kbr.dynamics.fit_dynamics(KERNEL, SETS, regularizer=0.05, form=form)
     close(model.gram, gram, 1e-5)
     rates = np.linalg.solve(gram[:-1, :-1] + 0.05 * np.eye(4), gram[:-1, -1])
     ahead, behind = np.append(0, rates), np.append(rates, 0)
-    close(kbr.forecast(model)[0], ahead if form == "next" else np.eye(5)[-1] + ahead - behind, 1e-4)
+    close(
+        kbr.dynamics.forecast_coefficients(model)[0],
+        ahead if form == "next" else np.eye(5)[-1] + ahead - behind,
+        1e-4,
+    )
     single(
         (
-            kbr.extrapolate(model, 2).weights,
-            kbr.leave_one_out_errors(model),
-            kbr.rolling_origin_errors(model),
+            kbr.dynamics.extrapolate(model, 2, estimator="ridge").weights,
+            kbr.dynamics.leave_one_out_errors(model),
+            kbr.dynamics.rolling_origin_errors(model),
         )
     )
-    single((kbr.stacked_forecast(model).coefficients, kbr.sampling_noise(KERNEL, SETS)))
+    single(
+        (
+            kbr.dynamics.stacked_forecast(model).coefficients,
+            kbr.dynamics.sampling_noise(KERNEL, SETS),
+        )
+    )
 
 
-@pytest.mark.parametrize("rule", ["greedy", "printed", "line-search", "corrective", "free"])
+@pytest.mark.parametrize("rule", ["greedy", "chen2010", "line-search", "min-norm-point", "sbq"])
 def test_herding(rule):
     embedding = kbr.embed(KERNEL, X)
-    found = single(kbr.herd(embedding, count=8, rule=rule))
+    found = single(kbr.herd(embedding, num_points=8, rule=rule))
     index, weights = np.asarray(found.index), np.asarray(found.embedding.weights, np.float64)
     expected = weights @ GRAM_X[np.ix_(index, index)] @ weights - 2 * weights @ GRAM_X[index].mean(
         1
@@ -578,21 +591,25 @@ def test_herding(rule):
 
 
 def test_herding_in_continuous_space():
-    found = single(kbr.herd_continuous(kbr.embed(KERNEL, X), count=3, steps=20, num_starts=2))
+    found = single(
+        kbr.herd_continuous(kbr.embed(KERNEL, X), num_points=3, num_steps=20, num_starts=2)
+    )
     assert np.all(np.diff(found.objective) < 0)
 
 
 def test_embedded_gaussians():
-    mixture = kbr.gaussian_mixture(jnp.zeros((1, 2), jnp.float32), jnp.ones(1, jnp.float32))
+    mixture = kbr.experimental.gaussian_mixture(
+        jnp.zeros((1, 2), jnp.float32), jnp.ones(1, jnp.float32)
+    )
     values = np.exp(-(X64**2).sum(1) / (2 * (H**2 + 1))) * H**2 / (H**2 + 1)
-    close(kbr.evaluate_mixture(KERNEL, mixture, X), values, 1e-5)
-    single(kbr.mmd_mixture(kbr.embed(KERNEL, X), mixture))
+    close(kbr.experimental.evaluate_mixture(KERNEL, mixture, X), values, 1e-5)
+    single(kbr.experimental.mmd_mixture(kbr.embed(KERNEL, X), mixture))
 
 
 @pytest.mark.parametrize("kernel", [None, KERNEL])
 def test_predicted_classifier(kernel):
     weights = jnp.asarray(np.random.default_rng(1).normal(size=N) / N + 1 / N, jnp.float32)
-    svm = kbr.fit_predicted_svm(X, LABELS, weights, penalty=3.0, kernel=kernel)
+    svm = kbr.dynamics.fit_predicted_svm(X, LABELS, weights, penalty=3.0, kernel=kernel)
     single((svm.coefficients, svm.intercepts))
     assert np.all(svm.converged)
 
@@ -600,11 +617,11 @@ def test_predicted_classifier(kernel):
 def test_hypotheses():
     key = jax.random.key(0)
     for test in (
-        kbr.two_sample_test(KERNEL, X, Y, key=key, draws=50),
-        kbr.block_two_sample_test(KERNEL, X, Y, block=5),
-        kbr.independence_test(KERNEL, KERNEL, X, Y, key=key, draws=50),
-        kbr.conditional_independence_test(
-            KERNEL, KERNEL, KERNEL, X, Y, X[:, :1], regularizer=1e-2, key=key, draws=50
+        kbr.hypotheses.two_sample_test(KERNEL, X, Y, key=key, num_permutations=50),
+        kbr.hypotheses.block_two_sample_test(KERNEL, X, Y, block_size=5),
+        kbr.hypotheses.independence_test(KERNEL, KERNEL, X, Y, key=key, num_permutations=50),
+        kbr.hypotheses.conditional_independence_test(
+            KERNEL, KERNEL, KERNEL, X, Y, X[:, :1], regularizer=1e-2, key=key, num_draws=50
         ),
     ):
         assert 0 < float(single(test).p_value) <= 1

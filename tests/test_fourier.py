@@ -20,7 +20,7 @@ G = kbr.Gaussian(1.3)
 
 
 def products(kernel, points, count, orthogonal=False, seed=0):
-    """Kernel estimates of each single frequency (of one for each term of a sum), `[count, n, n]`."""
+    """Kernel estimates of each frequency (of one for each term of a sum), `[count, n, n]`."""
     key, terms = (
         jax.random.key(seed),
         len(kbr.random_fourier(kernel, points, rank=8, key=jax.random.key(0)).draws),

@@ -23,18 +23,24 @@ def close(actual, expected, tol=1e-10):
 
 
 def test_two_sample_statistic_and_its_null():
-    found = kbr.two_sample_test(G, X, Y, key=KEY, draws=200)
-    close(found.statistic, kbr.squared_mmd(kbr.embed(G, X), kbr.embed(G, Y), unbiased=True))
+    found = kbr.hypotheses.two_sample_test(G, X, Y, key=KEY, num_permutations=200)
+    close(
+        found.statistic, kbr.embedding.squared_mmd(kbr.embed(G, X), kbr.embed(G, Y), unbiased=True)
+    )
     close(found.p_value, (1 + np.sum(np.asarray(found.null) >= float(found.statistic))) / 201)
     # Every draw is the statistic of some split of the pooled sample: their mean over all splits is
     # 0.
     assert abs(np.mean(found.null)) < 5 * np.std(found.null) / np.sqrt(200)
 
 
-def test_wild_bootstrap():
-    found = kbr.two_sample_test(G, X[:11], Y, key=KEY, draws=200, null="wild bootstrap")
+def test_random_signs():
+    found = kbr.hypotheses.two_sample_test(
+        G, X[:11], Y, key=KEY, num_permutations=200, null="signs"
+    )
     close(
-        found.statistic, kbr.squared_mmd(kbr.embed(G, X[:11]), kbr.embed(G, Y), unbiased=True), 0.02
+        found.statistic,
+        kbr.embedding.squared_mmd(kbr.embed(G, X[:11]), kbr.embed(G, Y), unbiased=True),
+        0.02,
     )
     a, b = (np.asarray(kbr.gram(G, points)) for points in (X[:11], Y))
     cross = np.asarray(kbr.gram(G, X[:11], Y))
@@ -45,7 +51,7 @@ def test_wild_bootstrap():
 
 def test_the_best_kernel_of_several():
     kernels = [kbr.Gaussian(h) for h in (0.1, 1.0, 10.0)]
-    found = kbr.two_sample_test(kernels, X, Y, key=KEY, draws=99)
+    found = kbr.hypotheses.two_sample_test(kernels, X, Y, key=KEY, num_permutations=99)
     assert found.statistic.shape == (3,) and found.null.shape == (99, 3)
     everything = np.concatenate([np.asarray(found.statistic)[None], np.asarray(found.null)])
     ranks = (everything[None] >= everything[:, None]).sum(1)  # how many are at least as large
@@ -61,38 +67,51 @@ def test_draws_equal_up_to_rounding_are_ties(dtype, n):
     )
     kernels = [kbr.Gaussian(jnp.asarray(h, dtype)) for h in (0.3, 0.7, 2.0)]
     for kernel in (kernels, kernels[1]):
-        for null in ("permutation", "wild bootstrap"):
+        for null in ("permutation", "signs"):
             assert (
-                kbr.two_sample_test(kernel, x, constant, key=KEY, draws=99, null=null).p_value == 1
+                kbr.hypotheses.two_sample_test(
+                    kernel, x, constant, key=KEY, num_permutations=99, null=null
+                ).p_value
+                == 1
             )
     y = jnp.asarray(RNG.normal(size=(n, 1)), dtype)
     for landmarks in (None, 3):
         assert (
-            kbr.independence_test(
-                kernels[1], G, y, constant, key=KEY, draws=99, landmarks=landmarks
+            kbr.hypotheses.independence_test(
+                kernels[1], G, y, constant, key=KEY, num_permutations=99, landmarks=landmarks
             ).p_value
             == 1
         )
     assert (
-        kbr.conditional_independence_test(
-            G, G, G, y, constant, y, regularizer=1e-3, key=KEY, draws=99
+        kbr.hypotheses.conditional_independence_test(
+            G, G, G, y, constant, y, regularizer=1e-3, key=KEY, num_draws=99
         ).p_value
         == 1
     )
-    assert kbr.block_two_sample_test(kernels[1], constant, constant).p_value == 0.5
+    assert kbr.hypotheses.block_two_sample_test(kernels[1], constant, constant).p_value == 0.5
 
 
 @pytest.mark.parametrize("kernel", [kbr.Gaussian(jnp.float32(60.0)), kbr.Linear()])
 def test_rounding_hides_no_difference_in_single_precision(kernel):
     # Of these Gram matrices only the last digits differ from one of rank one.
     x, y, noise = (jnp.asarray(RNG.normal(size=(300, 1)) + 10, jnp.float32) for _ in range(3))
-    for null in ("permutation", "wild bootstrap"):
-        assert kbr.two_sample_test(kernel, x, y + 1, key=KEY, draws=99, null=null).p_value == 0.01
-        assert kbr.two_sample_test(kernel, x, y, key=KEY, draws=99, null=null).p_value < 1
+    for null in ("permutation", "signs"):
+        assert (
+            kbr.hypotheses.two_sample_test(
+                kernel, x, y + 1, key=KEY, num_permutations=99, null=null
+            ).p_value
+            == 0.01
+        )
+        assert (
+            kbr.hypotheses.two_sample_test(
+                kernel, x, y, key=KEY, num_permutations=99, null=null
+            ).p_value
+            < 1
+        )
     for landmarks in (None, 4):
         assert (
-            kbr.independence_test(
-                kernel, kernel, x, x + noise, key=KEY, draws=99, landmarks=landmarks
+            kbr.hypotheses.independence_test(
+                kernel, kernel, x, x + noise, key=KEY, num_permutations=99, landmarks=landmarks
             ).p_value
             == 0.01
         )
@@ -103,15 +122,15 @@ def test_p_values_of_discrete_data_count_ties(test):
     x, y = (jnp.asarray(RNG.random((12, 1)) < 0.3, jnp.float64) for _ in range(2))
     kernels = [kbr.Gaussian(0.3), kbr.Gaussian(2.0)]
     if test == "pairs":
-        found = kbr.independence_test(*kernels, x, y, key=KEY, draws=199)
+        found = kbr.hypotheses.independence_test(*kernels, x, y, key=KEY, num_permutations=199)
     else:
-        null = "wild bootstrap" if test == "signs" else "permutation"
-        found = kbr.two_sample_test(
+        null = "signs" if test == "signs" else "permutation"
+        found = kbr.hypotheses.two_sample_test(
             kernels if test == "several kernels" else kernels[1],
             x,
             y,
             key=KEY,
-            draws=199,
+            num_permutations=199,
             null=null,
         )
     everything = np.round(
@@ -124,14 +143,15 @@ def test_p_values_of_discrete_data_count_ties(test):
 
 def test_keys_of_either_style():
     new, old = (
-        kbr.two_sample_test(G, X, Y, key=key, draws=70).null for key in (KEY, jax.random.PRNGKey(0))
+        kbr.hypotheses.two_sample_test(G, X, Y, key=key, num_permutations=70).null
+        for key in (KEY, jax.random.PRNGKey(0))
     )
     close(new, old)
 
 
 def test_blocks():
     x, y = X[:12], jnp.concatenate([Y, Y[:1]])
-    found = kbr.block_two_sample_test(G, x, y, block=3)
+    found = kbr.hypotheses.block_two_sample_test(G, x, y, block_size=3)
     parts = [
         kbr.gram(G, x[i : i + 3])
         + kbr.gram(G, y[i : i + 3])
@@ -147,21 +167,23 @@ def test_blocks():
 def test_blocks_that_all_agree():
     labels = [jnp.zeros(40, int), jnp.ones(40, int)]
     for x, y, p_value in [(labels[0], labels[1], 0), (labels[0], labels[0], 0.5)]:
-        assert kbr.block_two_sample_test(kbr.Delta(), x, y).p_value == p_value
+        assert kbr.hypotheses.block_two_sample_test(kbr.Delta(), x, y).p_value == p_value
 
 
 @pytest.mark.parametrize("landmarks", [None, 12])
 def test_independence_statistic(landmarks):
     x, y = X[:12], X[:12, :1] ** 2
-    found = kbr.independence_test(G, G, x, y, key=KEY, draws=50, landmarks=landmarks)
+    found = kbr.hypotheses.independence_test(
+        G, G, x, y, key=KEY, num_permutations=50, landmarks=landmarks
+    )
     close(found.statistic, kbr.hsic(G, G, x, y), 1e-8)
     close(found.p_value, (1 + np.sum(np.asarray(found.null) >= float(found.statistic))) / 51)
 
 
 def test_conditional_independence_statistic():
     x, y, z = X, X[:, :1] ** 2, X[:, 1:]
-    found = kbr.conditional_independence_test(
-        G, G, G, x, y, z, regularizer=0.01, key=KEY, draws=400
+    found = kbr.hypotheses.conditional_independence_test(
+        G, G, G, x, y, z, regularizer=0.01, key=KEY, num_draws=400
     )
     n, h = 14, np.eye(14) - 1 / 14
     kx, ky, kz = (np.asarray(kbr.gram(G, points)) for points in (x, y, z))
@@ -180,7 +202,7 @@ def pairs_given(x, y, z, regularizer=0.02):
 def test_local_dependence_statistic():
     x, y, z = X[:, :1], X[:, 1:], X[:, :1] * X[:, 1:]
     at = jnp.asarray([[0.0], [0.7]])
-    found = kbr.local_dependence_test(pairs_given(x, y, z), at, key=KEY, draws=400)
+    found = kbr.experimental.local_dependence_test(pairs_given(x, y, z), at, key=KEY, num_draws=400)
     kx, ky, kz = (np.asarray(kbr.gram(G, points)) for points in (x, y, z))
     inverse = np.linalg.inv(kx + 14 * 0.02 * np.eye(14))
     beta, r = np.asarray(kbr.gram(G, at, x)) @ inverse, np.eye(14) - kx @ inverse
@@ -193,7 +215,9 @@ def test_local_dependence_statistic():
     spread = np.sqrt(2 * (np.sum(terms**2, axis=(1, 2)) - np.einsum("bii->b", terms**2)))
     assert found.null.shape == (2, 400)
     assert np.all(np.abs(np.mean(found.null, axis=1) - expected) < 4 * spread / np.sqrt(400))
-    one = kbr.local_dependence_test(pairs_given(x, y, z), at[0], key=KEY, draws=400)
+    one = kbr.experimental.local_dependence_test(
+        pairs_given(x, y, z), at[0], key=KEY, num_draws=400
+    )
     close(one.statistic, found.statistic[0])
     close(one.p_value, found.p_value[0])
 
@@ -220,8 +244,13 @@ def two_samples(shift, **options):
         first, second, permute = jax.random.split(key, 3)
         x, y = jax.random.normal(first, (N, 1)), jax.random.normal(second, (N, 1)) + shift
         kernel = options.get("kernel", G)
-        return kbr.two_sample_test(
-            kernel, x, y, key=permute, draws=DRAWS, null=options.get("null", "permutation")
+        return kbr.hypotheses.two_sample_test(
+            kernel,
+            x,
+            y,
+            key=permute,
+            num_permutations=DRAWS,
+            null=options.get("null", "permutation"),
         ).p_value
 
     return test
@@ -232,8 +261,8 @@ def pairs(strength, landmarks=None):
         first, second, permute = jax.random.split(key, 3)
         x = jax.random.normal(first, (N, 1))
         y = strength * x**2 + jax.random.normal(second, (N, 1))
-        return kbr.independence_test(
-            G, G, x, y, key=permute, draws=DRAWS, landmarks=landmarks
+        return kbr.hypotheses.independence_test(
+            G, G, x, y, key=permute, num_permutations=DRAWS, landmarks=landmarks
         ).p_value
 
     return test
@@ -246,8 +275,8 @@ def triples(strength):
         x = jnp.sin(2 * z) + 0.5 * jax.random.normal(keys[1], (60, 1))
         y = z + strength * x + 0.5 * jax.random.normal(keys[2], (60, 1))
         kernels = G, G, kbr.Gaussian(0.5)
-        return kbr.conditional_independence_test(
-            *kernels, x, y, z, regularizer=1e-3, key=keys[3], draws=DRAWS
+        return kbr.hypotheses.conditional_independence_test(
+            *kernels, x, y, z, regularizer=1e-3, key=keys[3], num_draws=DRAWS
         ).p_value
 
     return test
@@ -263,8 +292,8 @@ def at_a_point(point):
         y, z = jnp.sin(2 * x) + first / 2, x + jnp.where(x > 0, first, second) / 2
         kernels = kbr.Gaussian(0.5), kbr.TensorProduct((G, G))
         model = kbr.fit_conditional(*kernels, x, (y, z), regularizer=1e-3)
-        return kbr.local_dependence_test(
-            model, jnp.asarray([point]), key=keys[2], draws=DRAWS
+        return kbr.experimental.local_dependence_test(
+            model, jnp.asarray([point]), key=keys[2], num_draws=DRAWS
         ).p_value
 
     return test
@@ -275,7 +304,7 @@ def at_a_point(point):
     [
         two_samples(0.0),
         two_samples(0.0, kernel=[kbr.Gaussian(0.3), kbr.Gaussian(2.0)]),
-        two_samples(0.0, null="wild bootstrap"),
+        two_samples(0.0, null="signs"),
         pairs(0.0),
         pairs(0.0, landmarks=5),
         triples(0.0),
@@ -284,7 +313,7 @@ def at_a_point(point):
     ids=[
         "two samples",
         "two kernels",
-        "wild bootstrap",
+        "signs",
         "pairs",
         "pairs, landmarks",
         "triples",
@@ -307,18 +336,22 @@ def test_what_differs_is_found(test):
 def test_the_level_of_blocks():
     def test(key):
         x, y = jax.random.normal(key, (2, 400, 1))
-        return kbr.block_two_sample_test(G, x, y, block=4).p_value
+        return kbr.hypotheses.block_two_sample_test(G, x, y, block_size=4).p_value
 
     assert within_binomial_bounds(rejections(test))
 
 
 def test_any_domain():
     labels = jnp.asarray(RNG.integers(0, 3, 30))
-    found = kbr.independence_test(
-        kbr.Delta(), G, labels, labels.astype(float)[:, None], key=KEY, draws=99
+    found = kbr.hypotheses.independence_test(
+        kbr.Delta(), G, labels, labels.astype(float)[:, None], key=KEY, num_permutations=99
     )
     close(found.p_value, 0.01)
     assert (
-        float(kbr.two_sample_test(kbr.Delta(), labels, labels[:10], key=KEY, draws=99).p_value)
+        float(
+            kbr.hypotheses.two_sample_test(
+                kbr.Delta(), labels, labels[:10], key=KEY, num_permutations=99
+            ).p_value
+        )
         > 0.05
     )

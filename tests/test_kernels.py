@@ -207,28 +207,28 @@ def other_cases():
     )
     yield Case(
         "histogram-intersection",
-        lambda s: kbr.HistogramIntersection(),
+        lambda s: kbr.kernels.HistogramIntersection(),
         *histograms(22),
         _drop(intersection),
     )
     yield Case(
         "chi-squared",
-        lambda s: kbr.ChiSquared(0.5 * s),
+        lambda s: kbr.kernels.ChiSquared(0.5 * s),
         *histograms(23),
         lambda a, b, s: chi_squared(a, b, 0.5 * s),
     )
     yield Case(
-        "trace-rotations", lambda s: kbr.Trace(), *rotations(24), lambda a, b, s: np.trace(a.T @ b)
+        "trace-rotations", lambda s: kbr.Linear(), *rotations(24), lambda a, b, s: np.trace(a.T @ b)
     )
     yield Case(
         "trace-permutations",
-        lambda s: kbr.Trace(),
+        lambda s: kbr.Linear(),
         *permutations(25),
         lambda a, b, s: np.trace(a.T @ b),
     )
     yield Case(
         "chordal-gaussian",
-        lambda s: kbr.ChordalGaussian(0.9 * s),
+        lambda s: kbr.Gaussian(0.9 * s),
         *rotations(26),
         lambda a, b, s: np.exp(-(np.linalg.norm(a - b) ** 2) / (2 * (0.9 * s) ** 2)),
     )
@@ -277,7 +277,7 @@ def other_cases():
     )
     yield Case(
         "direct-sum",
-        lambda s: kbr.DirectSum((kbr.Gaussian(1.1 * s), 2.0 * s * kbr.Trace())),
+        lambda s: kbr.DirectSum((kbr.Gaussian(1.1 * s), 2.0 * s * kbr.Linear())),
         *paired(vectors(36), rotations(36)),
         lambda a, b, s: gaussian(a[0], b[0], 1.1 * s) + 2 * s * np.trace(a[1].T @ b[1]),
     )
@@ -336,7 +336,11 @@ def computed(name):
     """Gram matrix, cross Gram matrix and diagonal of a case."""
     case = CASES[name]
     kernel = case.make(1.0)
-    return kbr.gram(kernel, case.x), kbr.gram(kernel, case.x, case.y), kbr.diagonal(kernel, case.x)
+    return (
+        kbr.gram(kernel, case.x),
+        kbr.gram(kernel, case.x, case.y),
+        kbr.kernels.diagonal(kernel, case.x),
+    )
 
 
 WEIGHTS = np.random.default_rng(70).uniform(0.5, 1.5, size=(N, M))
@@ -392,12 +396,12 @@ def test_jit_and_vmap_over_kernel_and_points(case):
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *kernels)
     flipped = jax.tree.map(lambda leaf: leaf[::-1], case.x)
     samples = jax.tree.map(lambda a, b: jnp.stack([a, b]), case.x, flipped)
-    batch = jax.jit(jax.vmap(lambda k, x: (kbr.gram(k, x, case.y), kbr.diagonal(k, x))))(
+    batch = jax.jit(jax.vmap(lambda k, x: (kbr.gram(k, x, case.y), kbr.kernels.diagonal(k, x))))(
         stacked, samples
     )
     close(batch[0], [brute_force(case, case.x, case.y), brute_force(case, flipped, case.y, 1.2)])
     close(batch[1][0], computed(case.name)[2])
-    close(batch[1][1], kbr.diagonal(kernels[1], flipped))
+    close(batch[1][1], kbr.kernels.diagonal(kernels[1], flipped))
 
 
 def test_pytree_round_trip(case):
@@ -456,7 +460,7 @@ def test_parameter_gradient_at_zero_distance_is_zero(name):
 
 def test_empty_bins_count_as_nothing():
     x = jnp.asarray([[0.0, 0.5, 0.5], [0.0, 1.0, 0.0]])
-    kernel = kbr.ChiSquared()
+    kernel = kbr.kernels.ChiSquared()
     chi = ((0.5 - 1.0) ** 2 / 0.75 + 0.5**2 / 0.25) / 3
     close(kbr.gram(kernel, x)[0, 1], np.exp(-chi / 2))
     gradient = jax.grad(kernel)(x[0], x[1])
@@ -532,7 +536,7 @@ def test_precomputed_takes_small_integers():
 def test_parameters_keep_single_precision(kind):
     x = jnp.asarray(vectors(41)[0], jnp.float32)
     assert kbr.gram(kind(1.0), x).dtype == jnp.float32
-    assert kbr.diagonal(kind(1.0), x).dtype == jnp.float32
+    assert kbr.kernels.diagonal(kind(1.0), x).dtype == jnp.float32
 
 
 @pytest.mark.parametrize("kind", [kbr.Gaussian, kbr.Matern12, kbr.Matern32, kbr.Matern52])

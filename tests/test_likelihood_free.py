@@ -139,7 +139,7 @@ def test_discrete_posteriors_are_exact():
         close(found, truth, 1e-5)
 
 
-LINE = kbr.given_landmarks(jnp.linspace(-3.5, 3.5, 30)[:, None])
+LINE = kbr.Landmarks(jnp.linspace(-3.5, 3.5, 30)[:, None])
 
 
 def gaussian_posteriors(key):
@@ -219,7 +219,7 @@ def test_intervals_cover():
 
 def test_herded_samples_stand_for_the_posterior():
     posterior = fit("conditional")(jnp.asarray(DATA[3]))
-    samples = kbr.herd(posterior, count=40).embedding
+    samples = kbr.herd(posterior, num_points=40).embedding
     assert float(jnp.max(jnp.abs(kbr.mean(samples) - kbr.mean(posterior)))) < 0.15
 
 
@@ -227,7 +227,7 @@ def test_herded_samples_stand_for_the_posterior():
 def test_gradients_by_finite_differences(method):
     @jax.jit
     def loss(p):
-        posterior = fit(method, *p, landmarks_data=kbr.given_landmarks(jnp.asarray(DATA[:8])))(SEEN)
+        posterior = fit(method, *p, landmarks_data=kbr.Landmarks(jnp.asarray(DATA[:8])))(SEEN)
         return jnp.sum(kbr.mean(posterior)[:, 0] ** 2)
 
     start = jnp.asarray([H, C, EPSILON, DELTA])

@@ -23,7 +23,7 @@ STATES = np.cumsum(0.4 * RNG.normal(size=(N + 1, 2)), axis=0)
 SEEN = STATES[:-1] + 0.2 * RNG.normal(size=(N, 2))
 TEST_STATES = np.cumsum(0.4 * RNG.normal(size=(T, 2)), axis=0)
 TEST_SEEN = TEST_STATES + 0.2 * RNG.normal(size=(T, 2))
-LANDMARKS = kbr.given_landmarks(jnp.asarray(X[:5]))
+LANDMARKS = kbr.Landmarks(jnp.asarray(X[:5]))
 REFERENCE = kbr.Gaussian(1.3)
 PARAMETERS = {"h_x": 0.9, "h_y": np.array([0.8, 1.1]), "lambda": 0.05, "delta": 0.02}
 
@@ -84,7 +84,7 @@ def test_regression_loss(kernel):
 
 def test_the_regression_loss_takes_moments():
     maps = kbr.moments.moment_maps(
-        kbr.Gaussian(0.9), kbr.Gaussian(0.8), LANDMARKS, kbr.given_landmarks(jnp.asarray(Y[:5]))
+        kbr.Gaussian(0.9), kbr.Gaussian(0.8), LANDMARKS, kbr.Landmarks(jnp.asarray(Y[:5]))
     )
     moments = kbr.moments.fit_conditional(
         kbr.moments.collect_moments(maps, jnp.asarray(X), jnp.asarray(Y)), regularizer=0.05
@@ -129,7 +129,7 @@ def refitted(block, landmarks, kernel):
 )
 def test_leaving_out_equals_refitting(block, landmarks, kernel):
     close(
-        kbr.leave_out_loss(model(landmarks=landmarks), block=block, kernel=kernel),
+        kbr.leave_out_loss(model(landmarks=landmarks), num_left_out=block, kernel=kernel),
         refitted(block, landmarks, kernel),
     )
 
@@ -151,13 +151,13 @@ def test_leaving_out_with_landmarks_forms_no_gram_matrix():
 
     def loss(x, h):
         landmarks = {
-            "landmarks_x": kbr.given_landmarks(x[:4]),
-            "landmarks_y": kbr.given_landmarks(x[:4]),
+            "landmarks_x": kbr.Landmarks(x[:4]),
+            "landmarks_y": kbr.Landmarks(x[:4]),
         }
         fitted = kbr.fit_conditional(
             kbr.Gaussian(h), kbr.Gaussian(h), x, x, regularizer=0.1, **landmarks
         )
-        return kbr.leave_out_loss(fitted, block=4, kernel=REFERENCE)
+        return kbr.leave_out_loss(fitted, num_left_out=4, kernel=REFERENCE)
 
     memory = jax.jit(loss).lower(x, jnp.asarray(1.0)).compile().memory_analysis()
     assert memory.temp_size_in_bytes < 8 * n**2 / 2
@@ -188,7 +188,7 @@ def test_marginal_loss(estimator):
     expected = (
         average @ k(X, X) @ average - 2 * (average @ k(X, HELD_X)).mean() + k(HELD_X, HELD_X).mean()
     )
-    actual = kbr.marginal_loss(
+    actual = kbr.tuning.marginal_loss(
         fitted,
         jnp.asarray(HELD_X),
         jnp.asarray(HELD_Y),
@@ -265,14 +265,14 @@ def test_mmd_power():
     np.fill_diagonal(h, 0)
     variance = 4 / N**3 * (h.sum(1) ** 2).sum() - 4 / N**4 * h.sum() ** 2
     close(
-        kbr.mmd_power(REFERENCE, jnp.asarray(X), jnp.asarray(Y)),
+        kbr.tuning.mmd_power(REFERENCE, jnp.asarray(X), jnp.asarray(Y)),
         h.sum() / N / (N - 1) / np.sqrt(variance + 1e-8),
         rtol=1e-8,
     )
 
 
 def power(p, x=X, y=Y):
-    return kbr.mmd_power(kbr.Gaussian(p["h_x"]), jnp.asarray(x), jnp.asarray(y))
+    return kbr.tuning.mmd_power(kbr.Gaussian(p["h_x"]), jnp.asarray(x), jnp.asarray(y))
 
 
 def regression(p, landmarks=None, **data):
@@ -286,7 +286,7 @@ def regression(p, landmarks=None, **data):
 
 def marginal(p, estimator="pairs", **data):
     fitted = model(p, **data)
-    return kbr.marginal_loss(
+    return kbr.tuning.marginal_loss(
         fitted,
         jnp.asarray(HELD_X),
         jnp.asarray(HELD_Y),
@@ -312,10 +312,10 @@ LOSSES = {
     "regression, landmarks": functools.partial(regression, landmarks=LANDMARKS),
     "leave one out": lambda p, **data: kbr.leave_out_loss(model(p, **data), kernel=REFERENCE),
     "leave four out, landmarks": lambda p: kbr.leave_out_loss(
-        model(p, landmarks=LANDMARKS), block=4
+        model(p, landmarks=LANDMARKS), num_left_out=4
     ),
     "leave four out, landmarks, kernel": lambda p: kbr.leave_out_loss(
-        model(p, landmarks=LANDMARKS), block=4, kernel=REFERENCE
+        model(p, landmarks=LANDMARKS), num_left_out=4, kernel=REFERENCE
     ),
     "marginal": marginal,
     "marginal, importance": functools.partial(marginal, estimator="importance"),
@@ -380,7 +380,7 @@ def test_in_a_fixed_kernel_the_widest_bandwidth_does_not_win():
             kbr.Gaussian(h), kbr.Gaussian(1.0), jnp.asarray(X), jnp.asarray(Y), regularizer=1e-3
         )
         held_out = jnp.asarray(HELD_X), jnp.asarray(HELD_Y)
-        return kbr.marginal_loss(fitted, *held_out, regularizer=1e-2, kernel=REFERENCE)
+        return kbr.tuning.marginal_loss(fitted, *held_out, regularizer=1e-2, kernel=REFERENCE)
 
     assert (
         np.argmin(
@@ -421,7 +421,7 @@ def test_grid_search_finds_the_least_finite_loss():
     def loss(p):
         return jnp.where(p["a"] < 0, jnp.nan, (p["a"] - 1) ** 2 + (p["b"][0] - 1) ** 2)
 
-    found = kbr.grid_search(loss, grid, batch=4)
+    found = kbr.grid_search(loss, grid, batch_size=4)
     assert found.values.shape == (3, 2) and float(found.value) == 0.25
     close(found.parameters["a"], 0.5)
     close(found.parameters["b"][0], 1.0)

@@ -33,7 +33,7 @@ PRIOR = kbr.embed(KX, X[:7], jnp.linspace(0.3, -0.1, 7))
 
 
 def every_point_a_cell():
-    return kbr.soft_partition(KX, kbr.given_landmarks(X), temperature=1e-9)
+    return kbr.soft_partition(KX, kbr.Landmarks(X), temperature=1e-9)
 
 
 def close(actual, expected, tolerance=1e-8):
@@ -382,14 +382,15 @@ DEVICES = """
     rng = np.random.default_rng(0)
     x, y, following = (rng.normal(size=(48, 2)) for _ in range(3))
     new = rng.normal(size=(8, 5, 2))
-    kernel, landmarks = kbr.Gaussian(1.0), kbr.given_landmarks(jnp.asarray(x[:6]))
+    kernel, landmarks = kbr.Gaussian(1.0), kbr.Landmarks(jnp.asarray(x[:6]))
     maps = kbr.moments.moment_maps(kernel, kernel, landmarks, landmarks, shift=True)
     mesh = jax.make_mesh((jax.device_count(),), ("sample",), axis_types=(AxisType.Auto,))
     rows = NamedSharding(mesh, P("sample"))
 
     def shard(a):
         local = len(a) // processes
-        return jax.make_array_from_process_local_data(rows, a[process * local : (process + 1) * local])
+        own = a[process * local : (process + 1) * local]
+        return jax.make_array_from_process_local_data(rows, own)
 
     def run(moments, batch, divide=lambda function: function):
         emission = kbr.moments.fit_conditional(moments, regularizer=1e-3)

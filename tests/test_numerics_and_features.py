@@ -1,4 +1,4 @@
-"""Numerical primitives, landmarks and features, against dense NumPy algebra and finite differences."""
+"""Numerical primitives, landmarks and features, against NumPy algebra and differences."""
 
 import functools
 
@@ -139,7 +139,7 @@ def test_jitter_follows_scale_and_dtype():
 
 
 def similar_to_symmetric(seed):
-    """A matrix with a real spectrum of both signs, as the weighted Gram matrix of signed weights."""
+    """A matrix with a real spectrum of both signs, as a Gram matrix of signed weights."""
     return normal(seed, N)[:, None] * positive(seed + 1)
 
 
@@ -316,7 +316,7 @@ def test_incomplete_cholesky_is_the_greedy_decomposition(rank):
     kernel = KERNEL * (kbr.Linear() + kbr.Gaussian(50.0))
     gram = np.asarray(kbr.gram(kernel, POINTS))
     pivots, factor, rest = greedy_oracle(gram, rank)
-    result = kbr.incomplete_cholesky(kernel, POINTS, rank=rank)
+    result = kbr.features.incomplete_cholesky(kernel, POINTS, rank=rank)
     assert list(np.asarray(result.pivots)) == pivots and bool(jnp.all(result.active))
     close(result.factor, factor, rtol=1e-8, atol=1e-8)
     close(result.residual, np.diagonal(rest), atol=1e-12)
@@ -324,17 +324,17 @@ def test_incomplete_cholesky_is_the_greedy_decomposition(rank):
 
 
 def test_incomplete_cholesky_of_full_rank_is_exact():
-    result = kbr.incomplete_cholesky(KERNEL, POINTS, rank=N)
+    result = kbr.features.incomplete_cholesky(KERNEL, POINTS, rank=N)
     close(result.factor @ result.factor.T, GRAM)
     assert sorted(np.asarray(result.pivots)) == list(range(N))
-    more = kbr.incomplete_cholesky(KERNEL, POINTS, rank=10 * N)
+    more = kbr.features.incomplete_cholesky(KERNEL, POINTS, rank=10 * N)
     close(more.factor, result.factor)
 
 
 @pytest.mark.parametrize("key", [None, 0])
 def test_rank_running_out(key):
     key = None if key is None else jax.random.key(key)
-    result = kbr.incomplete_cholesky(KERNEL, REPEATED, rank=6, key=key)
+    result = kbr.features.incomplete_cholesky(KERNEL, REPEATED, rank=6, key=key)
     assert list(np.asarray(result.active)) == [True] * 3 + [False] * 3
     assert len({int(pivot) % 3 for pivot in result.pivots[:3]}) == 3
     assert not np.any(result.factor[:, 3:])
@@ -361,7 +361,7 @@ def test_features_of_a_rank_that_ran_out_are_finite():
 
 def test_repeated_active_landmarks_are_finite():
     def loss(bandwidth, points):
-        landmarks = kbr.given_landmarks(jnp.concatenate([points, points]))
+        landmarks = kbr.Landmarks(jnp.concatenate([points, points]))
         return jnp.sum(landmark_features(kbr.Gaussian(bandwidth), POINTS, landmarks).matrix ** 2)
 
     gradient = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))
@@ -370,7 +370,7 @@ def test_repeated_active_landmarks_are_finite():
 
 @pytest.mark.parametrize("tolerance", [0.5, 0.1, 0.01])
 def test_tolerance_stops_the_decomposition(tolerance):
-    result = kbr.incomplete_cholesky(KERNEL, POINTS, rank=N, tolerance=tolerance)
+    result = kbr.features.incomplete_cholesky(KERNEL, POINTS, rank=N, tolerance=tolerance)
     count = int(jnp.sum(result.active))
     assert 0 < count < N and bool(jnp.all(result.active[:count]))
     traces = [np.trace(greedy_oracle(GRAM, rank)[2]) if rank else N for rank in (count - 1, count)]
@@ -380,7 +380,7 @@ def test_tolerance_stops_the_decomposition(tolerance):
 
 def test_random_pivots():
     draws = [
-        kbr.incomplete_cholesky(KERNEL, POINTS, rank=R, key=jax.random.key(seed))
+        kbr.features.incomplete_cholesky(KERNEL, POINTS, rank=R, key=jax.random.key(seed))
         for seed in (0, 0, 1, 2)
     ]
     close(draws[0].factor, draws[1].factor, rtol=0, atol=0)
@@ -397,7 +397,7 @@ def test_random_pivots_follow_the_residual():
     labels = jnp.asarray([0] * 6 + [1] * 3 + [2])
     keys = jax.random.split(jax.random.key(3), 400)
     first = jax.vmap(
-        lambda key: kbr.incomplete_cholesky(kbr.Delta(), labels, rank=1, key=key).pivots[0]
+        lambda key: kbr.features.incomplete_cholesky(kbr.Delta(), labels, rank=1, key=key).pivots[0]
     )(keys)
     share = np.bincount(np.asarray(labels)[np.asarray(first)], minlength=3) / 400
     np.testing.assert_allclose(share, [0.6, 0.3, 0.1], atol=0.08)  # three standard errors
@@ -410,14 +410,18 @@ def test_kinds_of_landmarks():
     rows = {tuple(row) for row in np.asarray(POINTS)}
     assert len({tuple(row) for row in np.asarray(uniform.points)} & rows) == R
     greedy = kbr.greedy_landmarks(KERNEL, POINTS, rank=R)
-    close(greedy.points, POINTS[kbr.incomplete_cholesky(KERNEL, POINTS, rank=R).pivots], atol=0)
+    close(
+        greedy.points,
+        POINTS[kbr.features.incomplete_cholesky(KERNEL, POINTS, rank=R).pivots],
+        atol=0,
+    )
     random = kbr.rpcholesky_landmarks(KERNEL, POINTS, rank=R, key=key)
     close(
         random.points,
-        POINTS[kbr.incomplete_cholesky(KERNEL, POINTS, rank=R, key=key).pivots],
+        POINTS[kbr.features.incomplete_cholesky(KERNEL, POINTS, rank=R, key=key).pivots],
         atol=0,
     )
-    given = kbr.given_landmarks(POINTS[:3])
+    given = kbr.Landmarks(POINTS[:3])
     assert all(bool(jnp.all(landmarks.active)) for landmarks in (uniform, greedy, random, given))
     pair = kbr.greedy_landmarks(
         kbr.TensorProduct((KERNEL, kbr.Delta())), (POINTS, jnp.arange(N) % 2), rank=R
@@ -432,7 +436,7 @@ def test_landmarks_under_jit():
 
 def test_no_gradient_flows_through_the_choice():
     gradient = jax.grad(
-        lambda h: jnp.sum(kbr.incomplete_cholesky(kbr.Gaussian(h), POINTS, rank=R).factor)
+        lambda h: jnp.sum(kbr.features.incomplete_cholesky(kbr.Gaussian(h), POINTS, rank=R).factor)
     )(1.2)
     assert float(gradient) == 0
 
@@ -442,14 +446,14 @@ def test_no_gradient_flows_through_the_choice():
 
 @pytest.mark.parametrize("rank", [1, R])
 def test_features_of_the_pivots_are_the_incomplete_cholesky_factor(rank):
-    decomposition = kbr.incomplete_cholesky(KERNEL, POINTS, rank=rank)
+    decomposition = kbr.features.incomplete_cholesky(KERNEL, POINTS, rank=rank)
     features = fit_features(KERNEL, POINTS, rank)
     assert features.matrix.shape == (N, rank) and features.size == N
     close(features.matrix, decomposition.factor, rtol=1e-8, atol=1e-8)
 
 
 def test_features_are_the_nystroem_approximation():
-    landmarks = kbr.given_landmarks(POINTS[:R])
+    landmarks = kbr.Landmarks(POINTS[:R])
     features = landmark_features(KERNEL, POINTS, landmarks)
     nystroem = GRAM[:, :R] @ np.linalg.solve(GRAM[:R, :R], GRAM[:R])
     close(features.matrix @ features.matrix.T, nystroem)
@@ -470,7 +474,7 @@ def test_exact_features():
 @functools.cache
 def both_forms(count):
     """Landmark features, and exact features of the kernel that they define: K = Phi Phi^T."""
-    features = landmark_features(KERNEL, POINTS, kbr.given_landmarks(POINTS[:count]))
+    features = landmark_features(KERNEL, POINTS, kbr.Landmarks(POINTS[:count]))
 
     def kernel(a, b):
         coordinates = features.coordinates(jnp.stack([a, b]))
@@ -596,9 +600,7 @@ def test_gradient_in_the_bandwidth_at_fixed_landmarks():
 
 def test_gradient_in_learnable_landmarks():
     mix = normal(47, 3, N)
-    check_gradient(
-        lambda p: jnp.sum(mix * weights_of(1.2, kbr.given_landmarks(p))), POINTS[:R] + 0.1
-    )
+    check_gradient(lambda p: jnp.sum(mix * weights_of(1.2, kbr.Landmarks(p))), POINTS[:R] + 0.1)
 
 
 @pytest.mark.parametrize("landmarks", [None, R])

@@ -43,13 +43,14 @@ def beliefs(points=None):
 
 
 def history(loss, accepted, validation=None, value=0.5, step=1):
-    record = kbr.History(
+    record = kbr.tuning.History(
         jnp.asarray(loss),
         None if validation is None else jnp.asarray(validation),
         jnp.asarray(accepted),
-        None,
     )
-    return kbr.TuneResult({"h": jnp.asarray(1.0)}, jnp.asarray(value), jnp.asarray(step), record)
+    return kbr.tuning.TuneResult(
+        {"h": jnp.asarray(1.0)}, jnp.asarray(value), jnp.asarray(step), record
+    )
 
 
 def named(axis, label):
@@ -149,22 +150,27 @@ def test_learning_curve_marks_the_best_and_the_rejected():
     assert axis.get_yscale() == "log"
 
 
-def test_of_many_starts_the_best_is_thick():
-    loss = np.array([[3.0, -1.0], [2.0, 1.0], [5.0, 4.0]])
-    axis = plotting.plot_history(
-        history(loss, np.ones((3, 2), bool), value=[-1.0, 1.0, 4.0], step=[1, 1, 1])
-    )
-    np.testing.assert_array_equal(named(axis, "loss").get_ydata(), loss[0])
-    widths = sorted(line.get_linewidth() for line in axis.lines if len(line.get_xdata()) == 2)
-    assert widths[0] == widths[1] < widths[2]
-    assert axis.get_yscale() == "linear"
+def test_intervals_over_time():
+    given = kbr.embed(KERNEL, jnp.arange(5.0), jnp.eye(5)[:3] * 0.5 + 0.1)
+    axis = plotting.plot_intervals(given, levels=(0.4, 0.8), truth=jnp.asarray([0.0, 1.0, jnp.nan]))
+    np.testing.assert_allclose(named(axis, "median").get_ydata(), kbr.quantile(given, 0.5))
+    bands = [c.get_label() for c in axis.collections]
+    assert bands == ["80%", "40%"]
+    low, high = kbr.credible_interval(given, 0.8)
+    box = axis.collections[0].get_paths()[0].get_extents()
+    assert box.y0 == low.min() and box.y1 == high.max()
+    axis.figure.canvas.draw()
+    with pytest.raises(ValueError, match="one number for each point"):
+        plotting.plot_intervals(kbr.embed(KERNEL, jnp.zeros((5, 2)), given.weights))
+    with pytest.raises(ValueError, match=r"not \[T, n\]"):
+        plotting.plot_intervals(kbr.embed(KERNEL, jnp.zeros(5)))
 
 
 def test_history_of_a_real_descent():
     import optax
 
     tuned = kbr.tune(
-        lambda p: (p - 2.0) ** 2, jnp.asarray(5.0), optax.sgd(0.3), steps=5, progress=False
+        lambda p: (p - 2.0) ** 2, jnp.asarray(5.0), optax.sgd(0.3), num_steps=5, progress=False
     )
     axis = plotting.plot_history(tuned)
     np.testing.assert_allclose(named(axis, "loss").get_ydata(), tuned.history.loss)

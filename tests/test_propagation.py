@@ -52,15 +52,15 @@ def floats(fractions):
 
 @jax.jit
 def chain_beliefs(points, regularizer):
-    graph = kbr.pairwise_graph([[0, 1], [1, 2]], observed=[2])
+    graph = kbr.propagation.pairwise_graph([[0, 1], [1, 2]], observed_nodes=[2])
     results = []
-    both = kbr.given_landmarks(jnp.arange(2))
+    both = kbr.Landmarks(jnp.arange(2))
     for options in ({"landmarks": both}, {"landmarks": both, "pivots": both}, {}):
-        model = kbr.fit_belief_propagation(
+        model = kbr.propagation.fit_belief_propagation(
             graph, kbr.Delta(), points=points, regularizer=regularizer, **options
         )
-        messages = kbr.propagate_tree(model, jnp.ones(1, int))
-        results.append(kbr.read_beliefs(model, messages, jnp.arange(2)).probabilities)
+        messages = kbr.propagation.belief_propagation(model, jnp.ones(1, int))
+        results.append(kbr.propagation.beliefs(model, messages, jnp.arange(2)).probabilities)
     return results
 
 
@@ -94,8 +94,8 @@ def test_one_update_in_closed_form():
     gram = np.eye(4)
     gram[:3, 3] = gram[3, :3] = [1.0, 0.5, 0.1]
     kernel = kbr.Gaussian(1.0)
-    graph = kbr.pairwise_graph([[0, 1], [0, 2]], observed=[2])
-    model = kbr.fit_belief_propagation(
+    graph = kbr.propagation.pairwise_graph([[0, 1], [0, 2]], observed_nodes=[2])
+    model = kbr.propagation.fit_belief_propagation(
         graph,
         [kernel, kernel, kbr.Precomputed(gram)],
         pairs=[(x_t, x_s), (x_t, jnp.arange(3))],
@@ -104,14 +104,14 @@ def test_one_update_in_closed_form():
 
     @jax.jit
     def run(beta):
-        given = kbr.Likelihood(
+        given = kbr.propagation.Likelihood(
             [0], lambda x, y: kbr.gram(kernel, x_t, x[None])[:, 0] @ y, beta[None]
         )
-        return kbr.propagate_tree(model, jnp.asarray([3]), likelihoods=[given])
+        return kbr.propagation.belief_propagation(model, jnp.asarray([3]), likelihoods=[given])
 
     messages = run(beta_ut)
     points = jnp.asarray([[1.5], [0.2], [0.8], [2.0]])
-    belief = kbr.read_beliefs(model, messages, points, kinds=[1], marginal=jnp.ones(4))
+    belief = kbr.propagation.beliefs(model, messages, points, node_types=[1], marginal=jnp.ones(4))
     expected = np.asarray(kbr.gram(kernel, points, x_s)) @ beta_ts
     close(expected[0], 0.09595274013405146, 1e-10)
     close(belief.probabilities[0], normalized(expected), 1e-9)
@@ -167,9 +167,9 @@ def summed(samples, evidence, likelihood=None):
 
 @jax.jit
 def tree_beliefs(samples, values, present):
-    graph = kbr.pairwise_graph(EDGES, num_nodes=8, observed=WATCHED)
-    every = kbr.given_landmarks(jnp.arange(4))
-    model = kbr.fit_belief_propagation(
+    graph = kbr.propagation.pairwise_graph(EDGES, num_nodes=8, observed_nodes=WATCHED)
+    every = kbr.Landmarks(jnp.arange(4))
+    model = kbr.propagation.fit_belief_propagation(
         graph,
         kbr.Delta(),
         points=samples,
@@ -177,18 +177,26 @@ def tree_beliefs(samples, values, present):
         landmarks=every,
         landmarks_observed=every,
     )
-    known = kbr.Likelihood(
+    known = kbr.propagation.Likelihood(
         [4, 0], lambda x, y: 1 / (1 + y + x.astype(y.dtype)), jnp.asarray([0.5, 0.1])
     )
 
     def read(messages):
-        return kbr.read_beliefs(model, messages, jnp.arange(4)).probabilities
+        return kbr.propagation.beliefs(model, messages, jnp.arange(4)).probabilities
 
-    everywhere = jax.vmap(lambda v: read(kbr.propagate_tree(model, v, present=present)))(values)
-    flooded = kbr.propagate_loopy(model, values[0], sweeps=4, floor=0.0, present=present)
+    everywhere = jax.vmap(
+        lambda v: read(kbr.propagation.belief_propagation(model, v, observed=present))
+    )(values)
+    flooded = kbr.propagation.belief_propagation(
+        model, values[0], num_sweeps=4, floor=0.0, observed=present, schedule="loopy"
+    )
     return (
         everywhere,
-        read(kbr.propagate_tree(model, values[0], present=present, likelihoods=[known])),
+        read(
+            kbr.propagation.belief_propagation(
+                model, values[0], observed=present, likelihoods=[known]
+            )
+        ),
         read(flooded),
     )
 
@@ -235,8 +243,8 @@ class Reference:
     """Algorithm VI as the paper writes it: a dictionary of functions, one Gram matrix for each
     edge.
 
-    `template` gives for each directed edge its template and which of the pair belongs to source and
-    target; `likelihoods` a function of points for each node.
+    `edge type` gives for each directed edge its edge type and which of the pair belongs to source
+    and target; `likelihoods` a function of points for each node.
     """
 
     template: dict
@@ -280,9 +288,9 @@ GRID_H, GRID_LAM, LEAF_H = 0.7, 0.03, 0.5
 
 
 def grid_problem(seed=3):
-    """A 2 x 3 grid with leaves, a sample for each row's template, of different sizes."""
+    """A 2 x 3 grid with leaves, a sample for each row's edge type, of different sizes."""
     rng = np.random.default_rng(seed)
-    graph = kbr.grid_graph(2, 3)
+    graph = kbr.propagation.grid_graph(2, 3)
     first = [rng.normal(size=n) for n in (9, 7, 8, 10, 9)]
     pairs = [(x, np.sin(x) + 0.4 * rng.normal(size=len(x))) for x in first]
     return graph, pairs, rng.normal(size=6)
@@ -293,9 +301,11 @@ def to_jax(pairs):
 
 
 def grid_model(pairs, h=GRID_H, lam=GRID_LAM, **options):
-    graph = kbr.grid_graph(2, 3)
+    graph = kbr.propagation.grid_graph(2, 3)
     kernels = [kbr.Gaussian(h)] * 2 + [kbr.Gaussian(LEAF_H)] * 2
-    return kbr.fit_belief_propagation(graph, kernels, pairs=pairs, regularizer=lam, **options)
+    return kbr.propagation.fit_belief_propagation(
+        graph, kernels, pairs=pairs, regularizer=lam, **options
+    )
 
 
 POINTS = jnp.linspace(-2, 2, 7)
@@ -309,14 +319,20 @@ def test_loopy_messages_equal_the_papers_algorithm():
     def run(pairs, values, present):
         model = grid_model(pairs)
         layouts.append(model.layout)
-        messages = kbr.propagate_loopy(
-            model, values, sweeps=2, damping=0.3, floor=FLOOR, present=present
+        messages = kbr.propagation.belief_propagation(
+            model,
+            values,
+            num_sweeps=2,
+            damping=0.3,
+            floor=FLOOR,
+            observed=present,
+            schedule="loopy",
         )
         ones = jnp.ones(7)
         return (
             model.supports[:2],
             messages,
-            kbr.read_beliefs(model, messages, POINTS, marginal=ones).probabilities,
+            kbr.propagation.beliefs(model, messages, POINTS, marginal=ones).probabilities,
         )
 
     present = np.asarray([True, True, True, False, True, True])
@@ -340,7 +356,7 @@ def test_loopy_messages_equal_the_papers_algorithm():
     edges = [edge for edge in graph.edges.tolist() if max(edge) < 6]
     leaves = {node: leaf(node) for node in range(6)}
     template = {}
-    for (a, b), t in zip(edges, graph.templates[: len(edges)].tolist(), strict=True):
+    for (a, b), t in zip(edges, graph.edge_types[: len(edges)].tolist(), strict=True):
         template[a, b], template[b, a] = (t, 0, 1), (t, 1, 0)
     reference = Reference(template, pairs, leaves, GRID_H, GRID_LAM, FLOOR)
     for _ in range(2):
@@ -369,8 +385,10 @@ def test_many_images_by_vmap(form):
     model = eqx.filter_jit(lambda pairs: grid_model(pairs, **form))(to_jax(pairs))
 
     def one(values, present):
-        messages = kbr.propagate_loopy(model, values, sweeps=3, floor=FLOOR, present=present)
-        return kbr.read_beliefs(model, messages, POINTS).probabilities
+        messages = kbr.propagation.belief_propagation(
+            model, values, num_sweeps=3, floor=FLOOR, observed=present, schedule="loopy"
+        )
+        return kbr.propagation.beliefs(model, messages, POINTS).probabilities
 
     alone = jax.jit(one)
     together = jax.jit(jax.vmap(one))(images, present)
@@ -384,11 +402,11 @@ def test_forms_agree():
     rng = np.random.default_rng(2)
     x = rng.uniform(-1.5, 1.5, 20)
     points = [x, np.sin(2 * x) + 0.3 * rng.normal(size=20), rng.normal(size=20)]
-    graph = kbr.pairwise_graph([[0, 1], [0, 2]])
+    graph = kbr.propagation.pairwise_graph([[0, 1], [0, 2]])
 
     @jax.jit
     def run(points):
-        spread = kbr.given_landmarks(jnp.linspace(-2.5, 2.5, 24))
+        spread = kbr.Landmarks(jnp.linspace(-2.5, 2.5, 24))
         results = []
         for options in (
             {},
@@ -396,16 +414,16 @@ def test_forms_agree():
             {"pivots": spread},
             {"landmarks": spread, "pivots": spread},
         ):
-            model = kbr.fit_belief_propagation(
+            model = kbr.propagation.fit_belief_propagation(
                 graph, kbr.Gaussian(0.8), points=points, regularizer=GRID_LAM, **options
             )
             # Positive and smooth: nothing is clipped, and what is interpolated from pivots is near
             # their span.
-            seen = kbr.Likelihood(
+            seen = kbr.propagation.Likelihood(
                 [0, 1], lambda x, y: jnp.exp(-((x - y) ** 2) / 2), jnp.asarray([0.3, -0.2])
             )
-            messages = kbr.propagate_tree(model, likelihoods=[seen])
-            results.append(kbr.read_beliefs(model, messages, POINTS).probabilities)
+            messages = kbr.propagation.belief_propagation(model, likelihoods=[seen])
+            results.append(kbr.propagation.beliefs(model, messages, POINTS).probabilities)
         return results
 
     exact, *others = run([jnp.asarray(p) for p in points])
@@ -425,7 +443,7 @@ def discrete_loopy(table, unary, sweeps, damping, floor):
         new = {}
         for t, s in messages:
             heard = unary[t] * np.prod([messages[u, t] for u in neighbors[t] if u != s], axis=0)
-            # Edges are (0, 1), (1, 2), (2, 3), (3, 0), all of one template.
+            # Edges are (0, 1), (1, 2), (2, 3), (3, 0), all of one edge type.
             given = table.T / p[1][:, None] if (t + 1) % 4 == s else table / p[0][:, None]
             new[t, s] = (1 - damping) * rescale(given @ heard, floor) + damping * messages[t, s]
         messages = new
@@ -441,18 +459,20 @@ def test_a_cycle_of_labels_equals_discrete_loopy_propagation(damping, floor):
     a = np.concatenate([np.arange(9) % 3, rng.integers(0, 3, 40)])
     b = np.concatenate([np.arange(9) // 3, (a[9:] + rng.integers(0, 2, 40)) % 3])
     unary = rng.uniform(0.2, 1, (4, 3))
-    graph = kbr.pairwise_graph([[0, 1], [1, 2], [2, 3], [3, 0]], templates=[0, 0, 0, 0])
+    graph = kbr.propagation.pairwise_graph(
+        [[0, 1], [1, 2], [2, 3], [3, 0]], edge_types=[0, 0, 0, 0]
+    )
 
     @jax.jit
     def run(a, b, unary, damping, floor):
-        model = kbr.fit_belief_propagation(
+        model = kbr.propagation.fit_belief_propagation(
             graph, kbr.Delta(), pairs=[(a, b)], regularizer=1e-16, landmarks=3
         )
-        known = kbr.Likelihood(range(4), lambda x, y: y[x], unary)
-        messages = kbr.propagate_loopy(
-            model, sweeps=7, damping=damping, floor=floor, likelihoods=[known]
+        known = kbr.propagation.Likelihood(range(4), lambda x, y: y[x], unary)
+        messages = kbr.propagation.belief_propagation(
+            model, num_sweeps=7, damping=damping, floor=floor, likelihoods=[known], schedule="loopy"
         )
-        support = kbr.read_beliefs(model, messages)
+        support = kbr.propagation.beliefs(model, messages)
         return support.points, support.probabilities, messages.residuals
 
     points, beliefs, residuals = run(*map(jnp.asarray, (a, b, unary, damping, floor)))
@@ -464,6 +484,6 @@ def test_a_cycle_of_labels_equals_discrete_loopy_propagation(damping, floor):
     ):
         sums = np.asarray([belief[np.asarray(points) == label].mean() for label in range(3)])
         close(normalized(sums), expected, 1e-12)
-    assert graph.num_kinds == 1 and np.all(
+    assert graph.num_node_types == 1 and np.all(
         np.asarray(residuals[1:]) <= np.asarray(residuals[:-1]) + 1e-12
     )

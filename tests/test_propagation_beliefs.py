@@ -29,8 +29,10 @@ def noisy_pairs(count, n, seed):
     return pairs
 
 
-LEAVES = kbr.pairwise_graph(
-    [[0, 1], [1, 2], [2, 3], [3, 0], [0, 4], [2, 5]], templates=[0, 0, 0, 0, 1, 1], observed=[4, 5]
+LEAVES = kbr.propagation.pairwise_graph(
+    [[0, 1], [1, 2], [2, 3], [3, 0], [0, 4], [2, 5]],
+    edge_types=[0, 0, 0, 0, 1, 1],
+    observed_nodes=[4, 5],
 )
 GRID = jnp.linspace(-2, 2, 9)
 
@@ -42,16 +44,18 @@ def test_gradients_of_a_loss_on_beliefs(form):
         jnp.asarray([0.4, -0.3]),
         jnp.asarray([0.5, 0.2, -0.4, 0.1]),
     )
-    few = kbr.given_landmarks(jnp.linspace(-1.5, 1.5, 5))
+    few = kbr.Landmarks(jnp.linspace(-1.5, 1.5, 5))
     options = {"exact": {}, "features": {"landmarks": few}, "pivots": {"pivots": few}}[form]
 
     def loss(p):
         kernels = [kbr.Gaussian(p["h"]), kbr.Gaussian(p["c"])]
-        model = kbr.fit_belief_propagation(
+        model = kbr.propagation.fit_belief_propagation(
             LEAVES, kernels, pairs=pairs, regularizer=p["epsilon"], **options
         )
-        messages = kbr.propagate_loopy(model, values, sweeps=2, damping=0.2)
-        beliefs = kbr.read_beliefs(model, messages, GRID)
+        messages = kbr.propagation.belief_propagation(
+            model, values, num_sweeps=2, damping=0.2, schedule="loopy"
+        )
+        beliefs = kbr.propagation.beliefs(model, messages, GRID)
         return jnp.mean((beliefs.mean() - truth) ** 2) + jnp.mean(beliefs.median() * truth)
 
     @jax.jit
@@ -84,17 +88,17 @@ def test_estimates_from_a_belief():
     skewed = np.exp(-np.asarray(grid)) * (np.asarray(grid) > 0)
     probabilities = np.concatenate([heights, skewed[None]])
     probabilities = jnp.asarray(probabilities / probabilities.sum(1, keepdims=True))
-    beliefs = kbr.Beliefs(grid, probabilities, probabilities / 0.05, (0, 1, 2))
+    beliefs = kbr.propagation.Beliefs(grid, probabilities, probabilities / 0.05, (0, 1, 2))
     close(beliefs.mean()[:2], [0.5, 1.0], 1e-3)
     close(beliefs.median(), [0.5, 1.0, np.log(2)], 0.025)  # half a cell
     close(beliefs.mode()[:2], [0.5, 1.0], 1e-12)
-    draws = np.asarray(beliefs.sample(jax.random.key(0), 4000))
+    draws = np.asarray(beliefs.sample(4000, key=jax.random.key(0)))
     assert draws.shape == (3, 4000)
     close(draws.mean(1), beliefs.mean(), 5 * 1.2 / np.sqrt(4000))
     close(draws[:2].std(1), [0.7, 1.2], 0.06)
     embedding = beliefs.embed(kbr.Gaussian(1.0))
     close(kbr.mean(embedding), beliefs.mean(), 1e-12)
-    labels = kbr.Beliefs(
+    labels = kbr.propagation.Beliefs(
         jnp.arange(3), jnp.asarray([[0.2, 0.2, 0.6], [0.3, 0.3, 0.4]]), None, (0, 1)
     )
     close(labels.median(), [2, 1], 0)
@@ -105,46 +109,56 @@ def test_marginals_given_and_estimated():
 
     By frequencies, by a kernel density, as given, or as the sample itself.
     """
-    graph = kbr.pairwise_graph([], num_nodes=2)
+    graph = kbr.propagation.pairwise_graph([], num_nodes=2)
     x = jnp.asarray(np.random.default_rng(0).normal(size=30))
-    model = kbr.fit_belief_propagation(graph, kbr.Gaussian(0.5), points=[x, x + 1], regularizer=0.1)
-    widths = jnp.asarray(np.linspace(0.1, 0.3, 41))
-    grid = jnp.cumsum(widths) - 4
+    model = kbr.propagation.fit_belief_propagation(
+        graph, kbr.Gaussian(0.5), points=[x, x + 1], regularizer=0.1
+    )
+    cell_sizes = jnp.asarray(np.linspace(0.1, 0.3, 41))
+    grid = jnp.cumsum(cell_sizes) - 4
 
     @jax.jit
     def read(model):
-        messages = kbr.propagate_tree(model)
-        given = kbr.read_beliefs(
-            model, messages, grid, marginal=jnp.exp(-(grid**2) / 2), widths=widths
+        messages = kbr.propagation.belief_propagation(model)
+        given = kbr.propagation.beliefs(
+            model, messages, grid, marginal=jnp.exp(-(grid**2) / 2), cell_sizes=cell_sizes
         )
-        estimated = kbr.read_beliefs(
-            model, messages, grid, marginal=kbr.Laplace(0.4), widths=widths
+        estimated = kbr.propagation.beliefs(
+            model, messages, grid, marginal=kbr.Laplace(0.4), cell_sizes=cell_sizes
         )
-        return given, estimated, kbr.read_beliefs(model, messages, kinds=[1])
+        return given, estimated, kbr.propagation.beliefs(model, messages, node_types=[1])
 
     given, estimated, own = read(model)
     for beliefs in (given, estimated):
-        close(jnp.sum(beliefs.density * widths, axis=1), 1, 1e-12)
+        close(jnp.sum(beliefs.density * cell_sizes, axis=1), 1, 1e-12)
     normal = np.exp(-(np.asarray(grid) ** 2) / 2)
-    close(given.density[0], normal / np.sum(normal * widths), 1e-12)
+    close(given.density[0], normal / np.sum(normal * cell_sizes), 1e-12)
     laplace = np.exp(-np.abs(np.asarray(grid)[:, None] - np.asarray(x)[None] - 1) / 0.4).sum(1)
-    close(estimated.density[1], laplace / np.sum(laplace * widths), 1e-12)
+    close(estimated.density[1], laplace / np.sum(laplace * cell_sizes), 1e-12)
     close(own.probabilities, 1 / 30, 1e-15)
     close(own.mean(), [np.mean(x) + 1], 1e-12)
 
 
 def test_sweeps_stop_at_a_tolerance_and_are_exact_on_trees():
     pairs = noisy_pairs(4, 12, 3)
-    tree = kbr.pairwise_graph([[0, 1], [1, 2], [1, 3], [3, 4]], observed=[4])
-    loop = kbr.pairwise_graph([[0, 1], [1, 2], [2, 0], [2, 3]], observed=[3])
+    tree = kbr.propagation.pairwise_graph([[0, 1], [1, 2], [1, 3], [3, 4]], observed_nodes=[4])
+    loop = kbr.propagation.pairwise_graph([[0, 1], [1, 2], [2, 0], [2, 3]], observed_nodes=[3])
 
     @jax.jit
     def run(value):
-        model = kbr.fit_belief_propagation(tree, kbr.Gaussian(0.8), pairs=pairs, regularizer=0.05)
-        exact = kbr.propagate_tree(model, value, floor=0.01)
-        flooded = kbr.propagate_loopy(model, value, floor=0.01, sweeps=9, tolerance=1e-12)
-        looped = kbr.fit_belief_propagation(loop, kbr.Gaussian(0.8), pairs=pairs, regularizer=0.05)
-        full = kbr.propagate_loopy(looped, value, sweeps=60, tolerance=1e-6)
+        model = kbr.propagation.fit_belief_propagation(
+            tree, kbr.Gaussian(0.8), pairs=pairs, regularizer=0.05
+        )
+        exact = kbr.propagation.belief_propagation(model, value, floor=0.01)
+        flooded = kbr.propagation.belief_propagation(
+            model, value, floor=0.01, num_sweeps=9, tolerance=1e-12, schedule="loopy"
+        )
+        looped = kbr.propagation.fit_belief_propagation(
+            loop, kbr.Gaussian(0.8), pairs=pairs, regularizer=0.05
+        )
+        full = kbr.propagation.belief_propagation(
+            looped, value, num_sweeps=60, tolerance=1e-6, schedule="loopy"
+        )
         return exact, flooded, full
 
     exact, flooded, full = run(jnp.asarray([0.3]))
@@ -160,15 +174,22 @@ def test_one_template_between_hidden_and_observed_nodes_of_one_kind():
     rng = np.random.default_rng(4)
     a = np.concatenate([np.arange(9) % 3, rng.integers(0, 3, 30)])
     b = np.concatenate([np.arange(9) // 3, (a[9:] + rng.integers(0, 2, 30)) % 3])
-    graph = kbr.pairwise_graph([[0, 1], [1, 2], [2, 3]], templates=[0, 0, 0], observed=[3])
+    graph = kbr.propagation.pairwise_graph(
+        [[0, 1], [1, 2], [2, 3]], edge_types=[0, 0, 0], observed_nodes=[3]
+    )
 
     @jax.jit
     def run(a, b, seen):
-        every = kbr.given_landmarks(jnp.arange(3))
+        every = kbr.Landmarks(jnp.arange(3))
         options = {"landmarks": every, "landmarks_observed": every, "regularizer": 1e-14}
-        model = kbr.fit_belief_propagation(graph, kbr.Delta(), pairs=[(a, b)], **options)
-        return kbr.read_beliefs(
-            model, kbr.propagate_tree(model, seen), jnp.arange(3), marginal=jnp.ones(3)
+        model = kbr.propagation.fit_belief_propagation(
+            graph, kbr.Delta(), pairs=[(a, b)], **options
+        )
+        return kbr.propagation.beliefs(
+            model,
+            kbr.propagation.belief_propagation(model, seen),
+            jnp.arange(3),
+            marginal=jnp.ones(3),
         ).probabilities
 
     beliefs = np.asarray(run(jnp.asarray(a), jnp.asarray(b), jnp.asarray([1])))
@@ -179,7 +200,7 @@ def test_one_template_between_hidden_and_observed_nodes_of_one_kind():
     for node in (2, 1, 0):
         heard = step @ heard
         close(beliefs[node], heard / heard.sum(), 1e-10)
-    assert graph.num_kinds == 1
+    assert graph.num_node_types == 1
 
 
 def test_evidence_of_different_kinds_multiplies():
@@ -189,12 +210,14 @@ def test_evidence_of_different_kinds_multiplies():
         jnp.asarray(p)
         for p in (x, np.stack([x, -x], 1) + 0.5 * rng.normal(size=(15, 2)), (x > 0).astype(int))
     ]
-    graph = kbr.pairwise_graph([[0, 1], [0, 2]], observed=[1, 2])
+    graph = kbr.propagation.pairwise_graph([[0, 1], [0, 2]], observed_nodes=[1, 2])
 
     @jax.jit
     def run(points):
         kernels = [kbr.Gaussian(0.6), kbr.Gaussian(1.0), kbr.Delta()]
-        model = kbr.fit_belief_propagation(graph, kernels, points=points, regularizer=0.02)
+        model = kbr.propagation.fit_belief_propagation(
+            graph, kernels, points=points, regularizer=0.02
+        )
         seen = (
             {1: jnp.asarray([[0.4, jnp.nan]]), 2: jnp.asarray([1])},
             {1: jnp.asarray([[0.4, -0.2]]), 2: jnp.asarray([1])},
@@ -202,8 +225,11 @@ def test_evidence_of_different_kinds_multiplies():
         masks = (jnp.asarray([False, True]), jnp.asarray([True, False]), jnp.asarray([True, True]))
         cases = [seen[0], seen[1], seen[1]]
         return [
-            kbr.read_beliefs(
-                model, kbr.propagate_tree(model, v, present=m), GRID, marginal=jnp.ones(9)
+            kbr.propagation.beliefs(
+                model,
+                kbr.propagation.belief_propagation(model, v, observed=m),
+                GRID,
+                marginal=jnp.ones(9),
             ).probabilities[0]
             for v, m in zip(cases, masks, strict=True)
         ]
@@ -221,18 +247,18 @@ def test_greedy_landmarks_and_pivots_on_a_vector_domain():
     rng = np.random.default_rng(5)
     x = [rng.normal(size=(25, 2)).astype(np.float32)]
     x += [(x[0] + 0.5 * rng.normal(size=(25, 2))).astype(np.float32) for _ in range(11)]
-    graph = kbr.pairwise_graph([[0, i] for i in range(1, 12)], observed=[11])
+    graph = kbr.propagation.pairwise_graph([[0, i] for i in range(1, 12)], observed_nodes=[11])
 
     @jax.jit
     def run(points, value):
         results = []
         for options in ({"landmarks": 25}, {"landmarks": 25, "pivots": 25, "order": 2}):
             kernel = kbr.Gaussian(jnp.asarray(1.5, jnp.float32))
-            model = kbr.fit_belief_propagation(
+            model = kbr.propagation.fit_belief_propagation(
                 graph, kernel, points=points, regularizer=0.01, **options
             )
-            messages = kbr.propagate_tree(model, value)
-            results.append(kbr.read_beliefs(model, messages, points[0]).probabilities)
+            messages = kbr.propagation.belief_propagation(model, value)
+            results.append(kbr.propagation.beliefs(model, messages, points[0]).probabilities)
         return results
 
     features, pivots = run([jnp.asarray(points) for points in x], jnp.ones((1, 2), jnp.float32))
@@ -271,45 +297,52 @@ class Nodes:
 
 def test_graphs_of_networkx_are_taken():
     own = [
-        ("sky", "tree", {"template": 1}),
-        ("tree", "ground", {"template": 0}),
-        ("sea", "tree", {"template": 1}),
+        ("sky", "tree", {"edge_type": 1}),
+        ("tree", "ground", {"edge_type": 0}),
+        ("sea", "tree", {"edge_type": 1}),
     ]
-    graph = kbr.pairwise_graph(Nodes(["sky", "tree", "ground", "sea"], own), observed=["ground"])
-    assert graph.edges.tolist() == [[0, 1], [1, 2], [3, 1]] and graph.templates.tolist() == [
+    graph = kbr.propagation.pairwise_graph(
+        Nodes(["sky", "tree", "ground", "sea"], own), observed_nodes=["ground"]
+    )
+    assert graph.edges.tolist() == [[0, 1], [1, 2], [3, 1]] and graph.edge_types.tolist() == [
         1,
         0,
         1,
     ]
     assert graph.observed.tolist() == [False, False, True, False] and graph.index("sea") == 3
-    assert graph.kinds.tolist() == [0, 1, 2, 0]
-    without = kbr.pairwise_graph(Nodes(["a", "b"], [("a", "b", {})]))
-    assert without.num_templates == 1 and without == kbr.pairwise_graph(
+    assert graph.node_types.tolist() == [0, 1, 2, 0]
+    without = kbr.propagation.pairwise_graph(Nodes(["a", "b"], [("a", "b", {})]))
+    assert without.num_edge_types == 1 and without == kbr.propagation.pairwise_graph(
         Nodes(["a", "b"], [("a", "b", {})])
     )
-    assert kbr.pairwise_graph(networkx.path_graph(4)).num_nodes == 4
+    assert kbr.propagation.pairwise_graph(networkx.path_graph(4)).num_nodes == 4
 
 
 def test_a_fitted_model_is_saved(tmp_path):
     x = jnp.asarray(np.random.default_rng(0).normal(size=6))
-    graph = kbr.pairwise_graph([[0, 1]], observed=[1])
-    model = kbr.fit_belief_propagation(graph, kbr.Gaussian(1.0), points=[x, x], regularizer=0.1)
+    graph = kbr.propagation.pairwise_graph([[0, 1]], observed_nodes=[1])
+    model = kbr.propagation.fit_belief_propagation(
+        graph, kbr.Gaussian(1.0), points=[x, x], regularizer=0.1
+    )
     kbr.save(tmp_path / "model.kbr", model)
     loaded = kbr.load(tmp_path / "model.kbr")
     assert loaded.layout == model.layout and hash(loaded.layout) == hash(model.layout)
     assert jax.tree.structure(loaded) == jax.tree.structure(model)
     np.testing.assert_array_equal(
-        kbr.propagate_tree(loaded, x[:1]).local, kbr.propagate_tree(model, x[:1]).local
+        kbr.propagation.belief_propagation(loaded, x[:1]).local,
+        kbr.propagation.belief_propagation(model, x[:1]).local,
     )
 
 
 def test_rows_of_a_grid_share_templates():
-    graph = kbr.grid_graph(3, 4)
+    graph = kbr.propagation.grid_graph(3, 4)
     assert (
         graph.num_nodes == 24
-        and graph.num_templates == 3 + 2 + 3
+        and graph.num_edge_types == 3 + 2 + 3
         and len(graph.edges) == 9 + 8 + 12
     )
-    inferred = kbr.pairwise_graph(graph.edges, templates=graph.templates, observed=range(12, 24))
-    assert inferred == graph and hash(inferred) == hash(graph) and graph.num_kinds == 6
-    assert kbr.grid_graph(1, 1, leaves=False).num_templates == 0
+    inferred = kbr.propagation.pairwise_graph(
+        graph.edges, edge_types=graph.edge_types, observed_nodes=range(12, 24)
+    )
+    assert inferred == graph and hash(inferred) == hash(graph) and graph.num_node_types == 6
+    assert kbr.propagation.grid_graph(1, 1, leaves=False).num_edge_types == 0

@@ -112,7 +112,7 @@ def test_dynamics_example():
     assert names["points"].shape == (200, 2)
     assert bool(
         jnp.all(
-            kbr.classify(names["svm"], jnp.asarray([[-2.0, 1.5], [6.0, 1.5]]))
+            kbr.dynamics.classify(names["svm"], jnp.asarray([[-2.0, 1.5], [6.0, 1.5]]))
             == jnp.asarray([0, 1])
         )
     )

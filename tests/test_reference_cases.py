@@ -69,7 +69,7 @@ def test_discrete_chain_rule(estimator):
     prior = kbr.embed(kbr.Delta(), jnp.arange(2), jnp.asarray(case["inputs"]["pi"]))
     joint = kbr.chain_rule(model, prior, estimator=estimator)
     table = [
-        [kbr.joint_expectation(joint, indicator(j), indicator(i)) for j in range(2)]
+        [kbr.embedding.joint_expectation(joint, indicator(j), indicator(i)) for j in range(2)]
         for i in range(3)
     ]
     close(table, case["expected"]["Q"], case["tol"])
@@ -185,7 +185,7 @@ def test_rules_with_gaussian_kernels(landmarks):
         jnp.asarray(inputs["dtil"]),
     )[0]
     close(weights, expected["iw"], case["tol"])
-    decomposition = kbr.incomplete_cholesky(kernel, x, rank=3)
+    decomposition = kbr.features.incomplete_cholesky(kernel, x, rank=3)
     np.testing.assert_array_equal(decomposition.pivots, expected["pivots"])
 
 
@@ -197,12 +197,14 @@ def test_decoding_of_three_weighted_points():
         jnp.asarray(case["inputs"]["w"]),
     )
     for decoded in (
-        kbr.decode_fixed_point(embedding, steps=200),
-        kbr.decode_gradient(embedding, steps=2000, learning_rate=0.05),
+        kbr.decode_fixed_point(embedding, num_steps=200),
+        kbr.decode_gradient(embedding, num_steps=2000, learning_rate=0.05),
     ):
         close(decoded, case["expected"]["z"], case["tol"])
         close(
-            kbr.decoding_objective(embedding, decoded), case["expected"]["objective"], case["tol"]
+            kbr.embedding.decoding_objective(embedding, decoded),
+            case["expected"]["objective"],
+            case["tol"],
         )
 
 
@@ -210,11 +212,15 @@ def test_conditional_cross_covariance():
     case = RULES["T16_cond_cross_cov"]
     y, z = jnp.asarray(case["inputs"]["Y"]), jnp.asarray(case["inputs"]["Z"])
     kernel, weights = kbr.Gaussian(case["inputs"]["s"]), jnp.asarray(case["inputs"]["b"])
-    joint = kbr.embed_joint(kernel, kernel, y, z, weights)
-    close(kbr.squared_hs_norm(kbr.cross_covariance(joint)), case["expected"]["hs2"], case["tol"])
-    joint = kbr.embed_joint(kernel, kernel, y, jnp.ones(3), weights)
+    joint = kbr.embedding.embed_joint(kernel, kernel, y, z, weights)
     close(
-        kbr.squared_hs_norm(kbr.cross_covariance(joint)),
+        kbr.embedding.squared_hs_norm(kbr.embedding.cross_covariance(joint)),
+        case["expected"]["hs2"],
+        case["tol"],
+    )
+    joint = kbr.embedding.embed_joint(kernel, kernel, y, jnp.ones(3), weights)
+    close(
+        kbr.embedding.squared_hs_norm(kbr.embedding.cross_covariance(joint)),
         case["expected"]["hs2_constant"],
         case["tol"],
     )
@@ -261,7 +267,7 @@ def test_importance_weighted_rule():
     delta = jnp.asarray(reference["delta"])
     uniform = features.importance_posterior(jnp.full(3, 1 / 3), code, delta)[0]
     close(uniform, reference["uniform"], 1e-12)
-    clipped = kbr.clip_and_normalize(jnp.asarray(case["w2"]), kbr.Clipping(True, 0.0, False))
+    clipped = kbr.rules.clip_and_normalize(jnp.asarray(case["w2"]), kbr.Clipping(True, 0.0, False))
     close(features.importance_posterior(clipped, code, delta)[0], reference["clipped_w2"], 1e-12)
 
 
@@ -284,7 +290,7 @@ def test_bayes_rule_equals_the_operator_form():
 def test_incomplete_cholesky_and_what_is_solved_with_it():
     case = POSTERIOR["9_icd"]
     z, kernel = jnp.asarray(case["Z"]), kbr.Gaussian(case["sigma"])
-    decomposition = kbr.incomplete_cholesky(kernel, z, rank=5, tolerance=2e-3)
+    decomposition = kbr.features.incomplete_cholesky(kernel, z, rank=5, tolerance=2e-3)
     rank = len(case["pivots"])
     np.testing.assert_array_equal(decomposition.active, [True] * rank + [False])
     np.testing.assert_array_equal(decomposition.pivots[:rank], case["pivots"])
@@ -319,8 +325,8 @@ def test_histogram_and_gaussian_kernels_as_lampert_prints_them():
         (kbr.Gaussian(1.0), "gaussian_h1"),
         (density * kbr.Gaussian(1.0), "gaussian_pdf_h1"),
         (kbr.Gaussian(0.5), "gaussian_h05"),
-        (kbr.HistogramIntersection(), "HI"),
-        (kbr.ChiSquared(), "rbf_chi2"),
+        (kbr.kernels.HistogramIntersection(), "HI"),
+        (kbr.kernels.ChiSquared(), "rbf_chi2"),
     ):
         close(kbr.gram(kernel, x, y), case[name], 1e-15)
 
@@ -340,7 +346,7 @@ def test_embedded_gaussians_have_their_closed_forms():
     close(kbr.mmd(gaussian(0, 1), gaussian(1, 1)), case["dist_N01_N11_pdf"], 1e-10)
     close(kbr.mmd(gaussian(0, 1), gaussian(0, 4)), case["dist_N01_N04_pdf"], 1e-10)
     k_zero = kernel(jnp.asarray(0.0), jnp.asarray(0.0))
-    error = (k_zero - kbr.squared_norm(gaussian(0, 1))) / 10
+    error = (k_zero - kbr.embedding.squared_norm(gaussian(0, 1))) / 10
     close(error, case["expected_sq_norm_error_n"]["n10"], 1e-10)
     wide = kbr.Gaussian(1.3)
     inner = kbr.inner(gaussian(1, 4, wide), gaussian(-0.5, 0.25, wide))

@@ -56,7 +56,7 @@ def gaussian(a, b, h):
 
 def gram_function(h, features):
     """The kernel of features, exact or Nystroem, as a function of two samples."""
-    if isinstance(features, kbr.DenseGram):
+    if isinstance(features, kbr.features.DenseGram):
         return lambda a, b: gaussian(a, b, h)
     active = np.asarray(features.landmarks.active)
     points = np.asarray(features.landmarks.points)[active]
@@ -185,11 +185,11 @@ def test_conditional_cross_covariance(landmarks):
         return np.diag(beta) - np.outer(beta, beta)
 
     def hs2(q):
-        return kbr.squared_hs_norm(kbr.conditional_cross_covariance(model, q))
+        return kbr.embedding.squared_hs_norm(kbr.rules.conditional_cross_covariance(model, q))
 
     def cov(q):
-        operator = kbr.conditional_cross_covariance(model, q)
-        return kbr.covariance(operator, lambda y: y[0] ** 2, lambda z: jnp.cos(z[0]))
+        operator = kbr.rules.conditional_cross_covariance(model, q)
+        return kbr.embedding.covariance(operator, lambda y: y[0] ** 2, lambda z: jnp.cos(z[0]))
 
     single_and_batch(hs2, lambda q: np.trace(centering(q) @ k @ centering(q) @ l))
     single_and_batch(cov, lambda q: f @ centering(q) @ g)
@@ -200,11 +200,15 @@ def test_a_constant_has_no_cross_covariance():
 
     Zero once the weights of x sum to 1.
     """
-    operator = kbr.conditional_cross_covariance(cross_model(np.ones((N, 1))), jnp.asarray(QUERIES))
+    operator = kbr.rules.conditional_cross_covariance(
+        cross_model(np.ones((N, 1))), jnp.asarray(QUERIES)
+    )
     mass = jnp.sum(operator.weights, axis=-1, keepdims=True)
     operator = eqx.tree_at(lambda c: c.weights, operator, operator.weights / mass)
-    close(kbr.squared_hs_norm(operator), np.zeros(3), atol=1e-14)
-    close(kbr.covariance(operator, lambda y: y[0], lambda z: z[0]), np.zeros(3), atol=1e-14)
+    close(kbr.embedding.squared_hs_norm(operator), np.zeros(3), atol=1e-14)
+    close(
+        kbr.embedding.covariance(operator, lambda y: y[0], lambda z: z[0]), np.zeros(3), atol=1e-14
+    )
 
 
 @pytest.mark.parametrize("landmarks", LANDMARKS)
@@ -221,7 +225,7 @@ def test_sum_and_chain_rule(landmarks):
     close(joint.x, PRIOR_X)
     close(joint.y, Y)
     # The second marginal is the sum rule.
-    close(kbr.marginals(joint)[1].weights, w)
+    close(kbr.embedding.marginals(joint)[1].weights, w)
 
 
 @pytest.mark.parametrize("cleaning", CLEANING, ids=lambda c: "-".join(c) or "printed")
@@ -309,21 +313,21 @@ def test_all_points_as_landmarks_are_exact(estimator):
 )
 def test_cleaning_of_weights(weights, options, expected):
     weights = jnp.asarray(weights)
-    close(kbr.clip_and_normalize(weights, clipping(**options)), expected)
+    close(kbr.rules.clip_and_normalize(weights, clipping(**options)), expected)
     batch = jnp.stack([weights, 2 * weights, jnp.ones_like(weights)])
-    each = [kbr.clip_and_normalize(w, clipping(**options)) for w in batch]
-    close(kbr.clip_and_normalize(batch, clipping(**options)), jnp.stack(each))
-    gradient = jax.grad(lambda w: jnp.sum(kbr.clip_and_normalize(w, clipping(**options)) ** 2))(
-        weights
-    )
+    each = [kbr.rules.clip_and_normalize(w, clipping(**options)) for w in batch]
+    close(kbr.rules.clip_and_normalize(batch, clipping(**options)), jnp.stack(each))
+    gradient = jax.grad(
+        lambda w: jnp.sum(kbr.rules.clip_and_normalize(w, clipping(**options)) ** 2)
+    )(weights)
     assert np.all(np.isfinite(gradient))
 
 
 def test_gradient_of_cleaning_is_that_of_the_kept_weights():
     weights = jnp.asarray([0.5, -0.2, 0.01, 0.3])
-    jacobian = jax.jacobian(lambda w: kbr.clip_and_normalize(w, kbr.Clipping(True, 0.1, False)))(
-        weights
-    )
+    jacobian = jax.jacobian(
+        lambda w: kbr.rules.clip_and_normalize(w, kbr.Clipping(True, 0.1, False))
+    )(weights)
     close(jacobian, np.diag([1.0, 0.0, 0.0, 1.0]))
 
 
@@ -382,11 +386,11 @@ def rule_scalars(p, landmarks):
         ),
         "conditional_expectation": jnp.sum(kbr.conditional_expectation(model, lambda y: y**3, q)),
         "conditional_cross_covariance": jnp.sum(
-            kbr.squared_hs_norm(kbr.conditional_cross_covariance(pairs, q))
+            kbr.embedding.squared_hs_norm(kbr.rules.conditional_cross_covariance(pairs, q))
         ),
-        "sum_rule_a": kbr.squared_norm(kbr.sum_rule(model, prior)),
-        "chain_rule_dependence": kbr.squared_hs_norm(
-            kbr.cross_covariance(kbr.chain_rule(model, prior))
+        "sum_rule_a": kbr.embedding.squared_norm(kbr.sum_rule(model, prior)),
+        "chain_rule_dependence": kbr.embedding.squared_hs_norm(
+            kbr.embedding.cross_covariance(kbr.chain_rule(model, prior))
         ),
         "chain_rule_a": jnp.sum(kbr.chain_rule(model, prior, estimator="prior").weights @ c),
         "chain_rule_b": kbr.chain_rule(model, prior).weights @ c,
@@ -463,7 +467,7 @@ def degenerate_loss(p, landmarks):
         )
         for estimator in ESTIMATORS
     ]
-    return sum(kbr.squared_norm(q) for q in posteriors) + jnp.sum(
+    return sum(kbr.embedding.squared_norm(q) for q in posteriors) + jnp.sum(
         kbr.condition_centered(model, p["x"]).weights ** 2
     )
 
@@ -582,7 +586,7 @@ def test_bayes_rule_under_vmap_over_priors():
     close(jax.vmap(posterior)(jnp.asarray(BATCH_OF_PRIORS)), jnp.stack(each), rtol=1e-10)
 
 
-@pytest.mark.parametrize("landmarks", [None, kbr.given_landmarks(jnp.asarray(QUERIES))])
+@pytest.mark.parametrize("landmarks", [None, kbr.Landmarks(jnp.asarray(QUERIES))])
 def test_the_order_of_the_sample_does_not_matter(landmarks):
     order, prior_order = (
         np.random.default_rng(2).permutation(N),
@@ -679,7 +683,7 @@ def test_the_rules_carry_moments_exactly(landmarks):
     close(kbr.expectation(predicted, lambda y: y[0] ** 2), total + (SLOPE * mean) ** 2, 1e-7)
     for estimator in ("prior", "pairs"):
         joint = kbr.chain_rule(model, prior, estimator=estimator)
-        product = kbr.joint_expectation(joint, lambda x: x[0], lambda y: y[0])
+        product = kbr.embedding.joint_expectation(joint, lambda x: x[0], lambda y: y[0])
         close(product, SLOPE * (variance + mean**2), 1e-7)
 
 

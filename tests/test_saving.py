@@ -75,9 +75,9 @@ def fit(**options):
 
 @functools.cache
 def moments():
-    centers = kbr.given_landmarks(STATES[:3])
+    centers = kbr.Landmarks(STATES[:3])
     maps = kbr.moments.moment_maps(
-        G, G, centers, kbr.given_landmarks(VIEWS[:3]), cells=kbr.soft_partition(G, centers)
+        G, G, centers, kbr.Landmarks(VIEWS[:3]), cells=kbr.soft_partition(G, centers)
     )
     return kbr.moments.collect_moments(maps, STATES[:-1], VIEWS, STATES[1:])
 
@@ -97,10 +97,10 @@ def restarting_filter():
     What a fit computes does not matter here, and it compiles for seconds.
     """
     base, number = bayes_filter(), jnp.asarray(0.5)
-    discriminant = kbr.DiscriminantLikelihood(
+    discriminant = kbr.filtering.DiscriminantLikelihood(
         G, STATES, VIEWS[0], VIEWS.T[:, :2], VIEWS[0, :2], STATES, jnp.eye(N + 1), number, number
     )
-    return kbr.CusumRestartFilter(
+    return kbr.filtering.CusumRestartFilter(
         base=base,
         discriminant=discriminant,
         factor=base.emission.factor,
@@ -173,9 +173,9 @@ CASES = {
     ),
     "named tuple": lambda: Pair(STATES, (None, Pair(1, "x"))),
     "embedding": lambda: kbr.embed(kbr.TensorProduct((G, kbr.Linear())), (STATES, STATES)),
-    "joint embedding": lambda: kbr.embed_joint(G, kbr.Linear(), STATES[:-1], VIEWS),
+    "joint embedding": lambda: kbr.embedding.embed_joint(G, kbr.Linear(), STATES[:-1], VIEWS),
     "conditional": lambda: kbr.fit_conditional(
-        G, G, STATES[:-1], VIEWS, regularizer=0.1, landmarks_x=kbr.given_landmarks(STATES[:3])
+        G, G, STATES[:-1], VIEWS, regularizer=0.1, landmarks_x=kbr.Landmarks(STATES[:3])
     ),
     "conjugate gradients": lambda: kbr.fit_conditional(
         G,
@@ -207,7 +207,7 @@ CASES = {
     "optimizer state": adam_state,
     "function": lambda: (kbr.mean, kbr.fit_filter, moments().maps.function),
     "partial": lambda: jax.tree_util.Partial(
-        kbr.clip_and_normalize, STATES[0], clipping=kbr.Clipping()
+        kbr.rules.clip_and_normalize, STATES[0], clipping=kbr.Clipping()
     ),
     "structure": lambda: jax.tree.structure({"a": (1, None), "b": kbr.Gaussian(1.0)}),
     "numpy": lambda: [

@@ -22,7 +22,7 @@ LABELS = jnp.asarray([0] * 60 + [1] * 30 + [2] * 9 + [3])
 @jax.jit
 def trace(landmarks, points=X, kernel=KERNEL):
     """Trace of what the Nystroem approximation of these landmarks leaves of the Gram matrix."""
-    return jnp.sum(kbr.diagonal(kernel, points)) - jnp.sum(
+    return jnp.sum(kbr.kernels.diagonal(kernel, points)) - jnp.sum(
         landmark_features(kernel, points, landmarks).matrix ** 2
     )
 
@@ -40,7 +40,7 @@ def distinct(landmarks):
 @pytest.mark.parametrize("key", [None, 0])
 def test_blocks_are_a_cholesky_decomposition(block, key):
     key = None if key is None else jax.random.key(key)
-    result = kbr.incomplete_cholesky(KERNEL, X, rank=50, key=key, block=block)
+    result = kbr.features.incomplete_cholesky(KERNEL, X, rank=50, key=key, block_size=block)
     factor, pivots = np.asarray(result.factor), np.asarray(result.pivots)
     assert np.all(result.active) and len(set(pivots.tolist())) == 50 and factor.shape == (N, 50)
     nystroem = GRAM[:, pivots] @ np.linalg.solve(GRAM[np.ix_(pivots, pivots)], GRAM[pivots])
@@ -55,8 +55,8 @@ def test_tiles_do_not_change_the_decomposition(key, monkeypatch):
     monkeypatch.setattr(_selection, "_TILE", 128)
     monkeypatch.setattr(_selection, "_GROUP", 8)
     key = None if key is None else jax.random.key(key)
-    result = kbr.incomplete_cholesky(
-        KERNEL, X, rank=43, key=key, block=7
+    result = kbr.features.incomplete_cholesky(
+        KERNEL, X, rank=43, key=key, block_size=7
     )  # a shape that no other test has compiled
     pivots = np.asarray(result.pivots)
     nystroem = GRAM[:, pivots] @ np.linalg.solve(GRAM[np.ix_(pivots, pivots)], GRAM[pivots])
@@ -66,29 +66,38 @@ def test_tiles_do_not_change_the_decomposition(key, monkeypatch):
     # It stops at the column where the tolerance is met, in the middle of a block.
     left = N - np.cumsum(np.sum(np.asarray(result.factor) ** 2, axis=0))
     just_below = float(left[38] - 1e-6 * (left[38] - left[39]))
-    stopped = kbr.incomplete_cholesky(
-        KERNEL, X, rank=43, key=key, block=7, tolerance=just_below / N
+    stopped = kbr.features.incomplete_cholesky(
+        KERNEL, X, rank=43, key=key, block_size=7, tolerance=just_below / N
     )
     assert np.sum(stopped.active) == 40
 
 
 def test_blocks_leave_about_the_same_trace():
     block = 64
-    greedy = float(jnp.sum(kbr.incomplete_cholesky(KERNEL, X, rank=100).residual))
-    blocked = float(jnp.sum(kbr.incomplete_cholesky(KERNEL, X, rank=100, block=block).residual))
+    greedy = float(jnp.sum(kbr.features.incomplete_cholesky(KERNEL, X, rank=100).residual))
+    blocked = float(
+        jnp.sum(kbr.features.incomplete_cholesky(KERNEL, X, rank=100, block_size=block).residual)
+    )
     assert blocked < 1.1 * greedy
     keys = jax.random.split(jax.random.key(1), 30)
     random = [
         np.mean(
             [
-                np.sum(kbr.incomplete_cholesky(KERNEL, X, rank=100, key=k, block=b).residual)
+                np.sum(
+                    kbr.features.incomplete_cholesky(
+                        KERNEL, X, rank=100, key=k, block_size=b
+                    ).residual
+                )
                 for k in keys
             ]
         )
         for b in (1, block)
     ]
     rejection = np.mean(
-        [trace(kbr.rpcholesky_landmarks(KERNEL, X, rank=100, key=k, block=block)) for k in keys]
+        [
+            trace(kbr.rpcholesky_landmarks(KERNEL, X, rank=100, key=k, block_size=block))
+            for k in keys
+        ]
     )
     np.testing.assert_allclose([random[1], rejection], random[0], rtol=0.03)
 
@@ -98,19 +107,23 @@ PAIRS = {
     "factor": (
         np.eye(4),
         lambda key: LABELS[
-            kbr.incomplete_cholesky(kbr.Delta(), LABELS, rank=2, key=key, block=2).pivots
+            kbr.features.incomplete_cholesky(
+                kbr.Delta(), LABELS, rank=2, key=key, block_size=2
+            ).pivots
         ],
     ),
     "rejection": (
         np.eye(4),
-        lambda key: kbr.rpcholesky_landmarks(kbr.Delta(), LABELS, rank=2, key=key, block=2).points,
+        lambda key: (
+            kbr.rpcholesky_landmarks(kbr.Delta(), LABELS, rank=2, key=key, block_size=2).points
+        ),
     ),
     "rejection, partly explained": (
         np.exp(-((0.7 * (np.arange(4)[:, None] - np.arange(4))) ** 2) / 2),
         lambda key: (
-            kbr.rpcholesky_landmarks(kbr.Gaussian(1.0), PLACES, rank=2, key=key, block=2).points[
-                :, 0
-            ]
+            kbr.rpcholesky_landmarks(
+                kbr.Gaussian(1.0), PLACES, rank=2, key=key, block_size=2
+            ).points[:, 0]
             / 0.7
         ),
     ),
@@ -164,10 +177,14 @@ def test_rejection_computes_residuals_when_many_are_refused(monkeypatch):
     monkeypatch.setattr(_pivots, "_residuals", counted)
     points = X[:, :1]
     # A rank that no other test has compiled for this shape.
-    landmarks = kbr.rpcholesky_landmarks(KERNEL, points, rank=11, key=jax.random.key(0), block=16)
+    landmarks = kbr.rpcholesky_landmarks(
+        KERNEL, points, rank=11, key=jax.random.key(0), block_size=16
+    )
     jax.effects_barrier()
     assert np.all(landmarks.active) and passes[0] == 0 and 2 < len(passes) < 12
-    one_by_one = kbr.rpcholesky_landmarks(KERNEL, points, rank=11, key=jax.random.key(0), block=1)
+    one_by_one = kbr.rpcholesky_landmarks(
+        KERNEL, points, rank=11, key=jax.random.key(0), block_size=1
+    )
     assert trace(one_by_one, points) < 1e-8 * N and trace(landmarks, points) < 100 * trace(
         one_by_one, points
     )
@@ -177,7 +194,7 @@ def test_rejection_computes_residuals_when_many_are_refused(monkeypatch):
 def test_blocks_stop_where_the_rank_runs_out(key):
     repeated = jnp.concatenate([X[:5]] * 20)
     key = None if key is None else jax.random.key(key)
-    result = kbr.incomplete_cholesky(KERNEL, repeated, rank=20, key=key, block=8)
+    result = kbr.features.incomplete_cholesky(KERNEL, repeated, rank=20, key=key, block_size=8)
     assert list(np.asarray(result.active)) == [True] * 5 + [False] * 15 and not np.any(
         result.factor[:, 5:]
     )
@@ -187,8 +204,8 @@ def test_blocks_stop_where_the_rank_runs_out(key):
 
 
 def test_blocks_stop_at_the_tolerance():
-    result = kbr.incomplete_cholesky(
-        KERNEL, X, rank=300, tolerance=0.1, key=jax.random.key(0), block=64
+    result = kbr.features.incomplete_cholesky(
+        KERNEL, X, rank=300, tolerance=0.1, key=jax.random.key(0), block_size=64
     )
     count = int(jnp.sum(result.active))
     traces = [N - float(jnp.sum(result.factor[:, :c] ** 2)) for c in (count - 1, count)]
@@ -200,7 +217,7 @@ def test_rejection_stops_at_the_tolerance():
     """Reached long before the rank, or in the last block, which is cut."""
     for share, least in ((0.3, 0), (0.025, 85)):
         landmarks = kbr.rpcholesky_landmarks(
-            KERNEL, X, rank=100, tolerance=share, key=jax.random.key(0), block=64
+            KERNEL, X, rank=100, tolerance=share, key=jax.random.key(0), block_size=64
         )
         count = int(jnp.sum(landmarks.active))
         kept = jnp.arange(100)[:, None] < count - jnp.arange(2)
@@ -212,7 +229,7 @@ def test_rejection_stops_where_the_rank_runs_out():
     repeated = jnp.concatenate([X[:5]] * 20)
     for tolerance in (None, 0.0):
         landmarks = kbr.rpcholesky_landmarks(
-            KERNEL, repeated, rank=20, key=jax.random.key(1), block=8, tolerance=tolerance
+            KERNEL, repeated, rank=20, key=jax.random.key(1), block_size=8, tolerance=tolerance
         )
         assert (
             list(np.asarray(landmarks.active)) == [True] * 5 + [False] * 15
@@ -222,7 +239,9 @@ def test_rejection_stops_where_the_rank_runs_out():
 
 def test_blocks_under_vmap_and_grad():
     def factor(h):
-        return kbr.incomplete_cholesky(kbr.Gaussian(h), X[:60], rank=20, block=8).factor
+        return kbr.features.incomplete_cholesky(
+            kbr.Gaussian(h), X[:60], rank=20, block_size=8
+        ).factor
 
     batch = jax.vmap(factor)(jnp.asarray([0.5, 2.0]))
     for index, h in enumerate((0.5, 2.0)):
@@ -244,7 +263,7 @@ def test_rejection_stops_where_only_rounding_is_left(dtype):
 def test_rejection_under_vmap_and_grad():
     def points(h):
         return kbr.rpcholesky_landmarks(
-            kbr.Gaussian(h), X[:60], rank=20, key=jax.random.key(0), block=8
+            kbr.Gaussian(h), X[:60], rank=20, key=jax.random.key(0), block_size=8
         ).points
 
     batch = jax.vmap(points)(jnp.asarray([0.5, 2.0]))
@@ -256,11 +275,14 @@ def test_rejection_under_vmap_and_grad():
 def test_many_points_are_chosen_in_blocks():
     points = jnp.asarray(RNG.normal(size=(10_000, 2)))
     options = {"kernel": KERNEL, "x": points, "rank": 20}
-    default, blocked = kbr.greedy_landmarks(**options), kbr.greedy_landmarks(**options, block=64)
+    default, blocked = (
+        kbr.greedy_landmarks(**options),
+        kbr.greedy_landmarks(**options, block_size=64),
+    )
     np.testing.assert_array_equal(default.points, blocked.points)
     key = jax.random.key(3)
     default, blocked = (
-        kbr.rpcholesky_landmarks(**options, key=key, **more) for more in ({}, {"block": 64})
+        kbr.rpcholesky_landmarks(**options, key=key, **more) for more in ({}, {"block_size": 64})
     )
     np.testing.assert_array_equal(default.points, blocked.points)
 
@@ -273,7 +295,7 @@ def test_landmarks_that_are_not_active_change_nothing(scale):
     assert len(active) == 2
     some, coordinates = (
         landmark_features(kbr.Linear(), x, chosen).matrix
-        for chosen in (kbr.given_landmarks(landmarks.points[active]), landmarks)
+        for chosen in (kbr.Landmarks(landmarks.points[active]), landmarks)
     )
     exact = np.asarray(x, np.float64) @ np.asarray(x, np.float64).T
     for found in (some, coordinates):
@@ -291,13 +313,13 @@ CLUSTERS = np.repeat(10 * np.eye(5), 40, axis=0) + 0.01 * RNG.normal(size=(200, 
 @pytest.mark.parametrize("kernel", [None, kbr.Gaussian(1.0)])
 def test_kmeans_finds_separated_clusters(kernel):
     x = jnp.asarray(RNG.permutation(CLUSTERS))
-    landmarks = kbr.kmeanspp_landmarks(x, rank=5, key=jax.random.key(0), kernel=kernel)
+    landmarks = kbr.kmeanspp_landmarks(kernel, x, rank=5, key=jax.random.key(0))
     assert sorted(np.argmax(np.asarray(landmarks.points), axis=1)) == list(range(5))
     assert {row.tobytes() for row in np.asarray(landmarks.points)} <= {
         row.tobytes() for row in np.asarray(x)
     }
     centers = kbr.kmeanspp_landmarks(
-        x, rank=5, key=jax.random.key(0), kernel=kernel, iterations=2
+        None, x, rank=5, key=jax.random.key(0), num_iterations=2
     ).points
     order = np.argsort(np.argmax(np.asarray(centers), axis=1))
     np.testing.assert_allclose(
@@ -309,7 +331,7 @@ def test_kmeans_draws_in_proportion_to_squared_distances():
     x = jnp.asarray([0.0, 1.0, 3.0])
     keys = jax.random.split(jax.random.key(1), 3000)
     draws = np.asarray(
-        jax.vmap(lambda key: kbr.kmeanspp_landmarks(x, rank=2, key=key).points)(keys)
+        jax.vmap(lambda key: kbr.kmeanspp_landmarks(None, x, rank=2, key=key).points)(keys)
     )
     expected = {
         (0, 1): 1 / 30,
@@ -326,7 +348,7 @@ def test_kmeans_draws_in_proportion_to_squared_distances():
 def test_iterations_of_kmeans_lower_its_objective():
     def objective(iterations):
         centers = kbr.kmeanspp_landmarks(
-            X, rank=20, key=jax.random.key(2), iterations=iterations
+            None, X, rank=20, key=jax.random.key(2), num_iterations=iterations
         ).points
         return ((np.asarray(X)[:, None] - np.asarray(centers)[None]) ** 2).sum(-1).min(1).sum()
 
@@ -338,16 +360,18 @@ def test_kmeans_of_few_different_points():
     repeated = jnp.concatenate([X[:3]] * 4)
     for options in (
         {},
-        {"iterations": 2},
+        {"num_iterations": 2},
         {"kernel": KERNEL},
         {"kernel": kbr.Linear() + kbr.Linear()},
     ):
-        landmarks = kbr.kmeanspp_landmarks(repeated, rank=5, key=jax.random.key(3), **options)
+        landmarks = kbr.kmeanspp_landmarks(
+            **{"kernel": None, **options}, x=repeated, rank=5, key=jax.random.key(3)
+        )
         assert (
             list(np.asarray(landmarks.active)) == [True] * 3 + [False] * 2
             and distinct(landmarks) == 3
         )
-    labels = kbr.kmeanspp_landmarks(LABELS, rank=4, key=jax.random.key(4), kernel=kbr.Delta())
+    labels = kbr.kmeanspp_landmarks(kbr.Delta(), LABELS, rank=4, key=jax.random.key(4))
     assert sorted(np.asarray(labels.points)) == [0, 1, 2, 3]
 
 
@@ -356,7 +380,7 @@ def test_kmeans_landmarks_beat_uniform_ones():
     kmeans, uniform = (
         np.mean([trace(choose(key)) for key in keys])
         for choose in (
-            lambda key: kbr.kmeanspp_landmarks(X, rank=60, key=key, iterations=3),
+            lambda key: kbr.kmeanspp_landmarks(None, X, rank=60, key=key, num_iterations=3),
             lambda key: kbr.uniform_landmarks(X, rank=60, key=key),
         )
     )
@@ -378,7 +402,10 @@ def test_a_stream_leaves_about_the_trace_of_a_choice_on_all_points():
     )
     keys = [jax.random.key(seed) for seed in range(3)]
     streamed = np.mean(
-        [trace(kbr.streaming_landmarks(KERNEL, chunked(x, 300), rank=60, key=k), x) for k in keys]
+        [
+            trace(kbr.features.streaming_landmarks(KERNEL, chunked(x, 300), rank=60, key=k), x)
+            for k in keys
+        ]
     )
     everything = np.mean(
         [trace(kbr.rpcholesky_landmarks(KERNEL, x, rank=60, key=k), x) for k in keys]
@@ -389,12 +416,12 @@ def test_a_stream_leaves_about_the_trace_of_a_choice_on_all_points():
 def test_all_chunks_share_one_compilation():
     kernel = kbr.Gaussian(0.9)
     before = _sampling._absorb._cache_size()
-    landmarks = kbr.streaming_landmarks(
+    landmarks = kbr.features.streaming_landmarks(
         kernel, chunked(X, 130), rank=10, key=jax.random.key(0)
     )  # the last has 80 points
     assert _sampling._absorb._cache_size() == before + 1
     assert landmarks.points.shape == (10, D) and distinct(landmarks) == 10
-    kbr.streaming_landmarks(
+    kbr.features.streaming_landmarks(
         kernel, [X[:130], X[:50], X], rank=10, key=jax.random.key(0)
     )  # a large one is cut
     assert _sampling._absorb._cache_size() == before + 1
@@ -403,7 +430,7 @@ def test_all_chunks_share_one_compilation():
 def test_the_reservoir_is_a_uniform_sample_of_any_chunks():
     points, share, runs = jnp.arange(200), np.zeros(200), 40
     for seed in range(runs):
-        chosen = kbr.streaming_landmarks(
+        chosen = kbr.features.streaming_landmarks(
             kbr.Delta(), chunked(points, 30), rank=50, key=jax.random.key(seed), pool=50
         )
         assert distinct(chosen) == 50
@@ -416,78 +443,80 @@ def test_the_reservoir_is_a_uniform_sample_of_any_chunks():
 
 
 def test_short_streams():
-    few = kbr.streaming_landmarks(KERNEL, [X[:3], X[3:5]], rank=8, key=jax.random.key(0))
+    few = kbr.features.streaming_landmarks(KERNEL, [X[:3], X[3:5]], rank=8, key=jax.random.key(0))
     assert distinct(few) == 5
     pairs = kbr.TensorProduct((KERNEL, kbr.Delta()))
     tuples = [(X[:30], jnp.arange(30) % 3), (X[30:50], jnp.arange(20) % 3)]
-    both = kbr.streaming_landmarks(pairs, tuples, rank=6, key=jax.random.key(1))
+    both = kbr.features.streaming_landmarks(pairs, tuples, rank=6, key=jax.random.key(1))
     assert both.points[0].shape == (6, D) and both.points[1].shape == (6,)
 
 
 KEY = jax.random.key(0)
 ERRORS = {
     "block zero": (
-        lambda: kbr.incomplete_cholesky(KERNEL, X, rank=3, block=0),
-        "`block` must be an integer >= 1, got 0",
+        lambda: kbr.features.incomplete_cholesky(KERNEL, X, rank=3, block_size=0),
+        "`block_size` must be an integer >= 1, got 0",
     ),
     "greedy block": (
-        lambda: kbr.greedy_landmarks(KERNEL, X, rank=3, block=-1),
-        "`block` must be an integer >= 1",
+        lambda: kbr.greedy_landmarks(KERNEL, X, rank=3, block_size=-1),
+        "`block_size` must be an integer >= 1",
     ),
     "random block": (
-        lambda: kbr.rpcholesky_landmarks(KERNEL, X, rank=3, key=KEY, block=0),
-        "`block` must be an integer",
+        lambda: kbr.rpcholesky_landmarks(KERNEL, X, rank=3, key=KEY, block_size=0),
+        "`block_size` must be an integer",
     ),
     "tolerance": (
         lambda: kbr.rpcholesky_landmarks(KERNEL, X, rank=3, key=KEY, tolerance=-0.1),
         r"`tolerance` must be one .*-0.1",
     ),
     "kmeans rank": (
-        lambda: kbr.kmeanspp_landmarks(X, rank=N + 1, key=KEY),
+        lambda: kbr.kmeanspp_landmarks(None, X, rank=N + 1, key=KEY),
         "`rank` must be an integer between 1 and",
     ),
     "kmeans iterations": (
-        lambda: kbr.kmeanspp_landmarks(X, rank=3, key=KEY, iterations=-1),
-        "`iterations` must be",
+        lambda: kbr.kmeanspp_landmarks(None, X, rank=3, key=KEY, num_iterations=-1),
+        "`num_iterations` must be",
     ),
     "kmeans labels": (
-        lambda: kbr.kmeanspp_landmarks(LABELS, rank=3, key=KEY),
+        lambda: kbr.kmeanspp_landmarks(None, LABELS, rank=3, key=KEY),
         "one array of real coordinates",
     ),
     "kmeans of a tuple": (
-        lambda: kbr.kmeanspp_landmarks((X, X), rank=3, key=KEY),
+        lambda: kbr.kmeanspp_landmarks(None, (X, X), rank=3, key=KEY),
         "one array of real coordinates",
     ),
     "kmeans domain": (
-        lambda: kbr.kmeanspp_landmarks(LABELS, rank=3, key=KEY, kernel=KERNEL),
+        lambda: kbr.kmeanspp_landmarks(KERNEL, LABELS, rank=3, key=KEY),
         "real coordinates",
     ),
     "kmeans nan": (
-        lambda: kbr.kmeanspp_landmarks(X.at[0].set(jnp.nan), rank=3, key=KEY),
+        lambda: kbr.kmeanspp_landmarks(None, X.at[0].set(jnp.nan), rank=3, key=KEY),
         "`x` contains NaN",
     ),
     "no chunks": (
-        lambda: kbr.streaming_landmarks(KERNEL, [], rank=3, key=KEY),
+        lambda: kbr.features.streaming_landmarks(KERNEL, [], rank=3, key=KEY),
         "`chunks` is an empty stream",
     ),
     "empty chunk": (
-        lambda: kbr.streaming_landmarks(KERNEL, [X, X[:0]], rank=3, key=KEY),
+        lambda: kbr.features.streaming_landmarks(KERNEL, [X, X[:0]], rank=3, key=KEY),
         r"`chunks\[1\]` is an empty",
     ),
     "other points": (
-        lambda: kbr.streaming_landmarks(KERNEL, [X, X[:, :2]], rank=3, key=KEY),
+        lambda: kbr.features.streaming_landmarks(KERNEL, [X, X[:, :2]], rank=3, key=KEY),
         r"`chunks\[1\]` has shape",
     ),
     "other dtype": (
-        lambda: kbr.streaming_landmarks(KERNEL, [X, X.astype(jnp.float32)], rank=3, key=KEY),
+        lambda: kbr.features.streaming_landmarks(
+            KERNEL, [X, X.astype(jnp.float32)], rank=3, key=KEY
+        ),
         r"`chunks\[1\]` has the dtypes .*float32",
     ),
     "stream domain": (
-        lambda: kbr.streaming_landmarks(KERNEL, [LABELS], rank=3, key=KEY),
+        lambda: kbr.features.streaming_landmarks(KERNEL, [LABELS], rank=3, key=KEY),
         "real coordinates",
     ),
     "small pool": (
-        lambda: kbr.streaming_landmarks(KERNEL, [X], rank=3, key=KEY, pool=2),
+        lambda: kbr.features.streaming_landmarks(KERNEL, [X], rank=3, key=KEY, pool=2),
         "`pool` must hold at least",
     ),
 }

@@ -278,8 +278,8 @@ def test_single_precision():
             regularizer=1e-3,
             posterior_regularizer=1e-2,
             estimator="importance",
-            landmarks_states=kbr.given_landmarks(data[0][:20]),
-            landmarks_observations=kbr.given_landmarks(data[1][:20]),
+            landmarks_states=kbr.Landmarks(data[0][:20]),
+            landmarks_observations=kbr.Landmarks(data[1][:20]),
         )
         run = kbr.run_filter(filt, data[2])
         return kbr.mean(kbr.smooth(filt, run, regularizer=0.3, estimator="importance"))

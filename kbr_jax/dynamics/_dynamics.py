@@ -1,6 +1,5 @@
 r"""Extrapolating the dynamics of distributions (L15): ridge regression from each mean embedding to
-the
-next.
+the next.
 
 Everything here is linear algebra on the T x T Gram matrix G of the embeddings; a prediction is a
 vector of T coefficients.
@@ -15,24 +14,24 @@ import jax.numpy as jnp
 from .._checks import as_count, as_non_negative, as_positive
 from .._numerics import matmul, safe_sqrt
 from .._typing import Array, ArrayLike, Float
-from ..embedding import Embedding, GaussianMixture, normalized
-from ..kernels import AbstractKernel, as_kernel
+from ..embedding import Embedding, inner
+from ..kernels import AbstractKernel, KernelLike, as_kernel
 from ._sets import SampleSequence, combine, embedding_gram, sampling_noise
 
 
 class DistributionDynamics(eqx.Module):
     r"""The learned operator $\tilde A = \sum_{ts} \nu_t W_{ts} \hat\mu_s^*$ of T embeddings (L15 eq
-    4),
-    made by `fit_dynamics`.
+    4), made by `fit_dynamics`.
 
-    - `kernel`, `sets`: what was embedded. `gram`: `[T, T]`, $\langle \hat\mu_s, \hat\mu_t \rangle$.
+    - `kernel`, `sets`: what was embedded; `sets` is None if a Gram matrix was given. `gram`:
+      `[T, T]`, $\langle \hat\mu_s, \hat\mu_t \rangle$.
     - `coefficients`: W `[T - 1, T - 1]`. `intervals`: `[T - 1]`, the time from each set to the
       next; 1 with the form "next".
     - `form`: of the response $\nu_t$, "next" or "change".
     """
 
     kernel: AbstractKernel
-    sets: SampleSequence | GaussianMixture
+    sets: SampleSequence | None
     gram: Float[Array, "T T"]
     coefficients: Float[Array, "t t"]
     intervals: Float[Array, " t"]
@@ -42,18 +41,17 @@ class DistributionDynamics(eqx.Module):
 
 
 def fit_dynamics(
-    kernel: Any,
-    sets: SampleSequence | GaussianMixture,
+    kernel: KernelLike,
+    sets: SampleSequence | None,
     *,
     regularizer: ArrayLike | None = None,
     step_weights: ArrayLike | None = None,
     times: ArrayLike | None = None,
     form: Literal["next", "change"] = "next",
-    block: int | None = None,
+    gram: ArrayLike | None = None,
 ) -> DistributionDynamics:
     r"""Learn how a distribution changes from one sample to the next, by vector-valued ridge
-    regression
-    (L15 eqs 3 and 4),
+    regression (L15 eqs 3 and 4),
 
     $$ \min_A \sum_{t=1}^{T-1} \gamma_t | \hat\mu_{t+1} - A \hat\mu_t |^2 + \lambda |A|^2, \qquad
        W = \Gamma^{1/2} (\Gamma^{1/2} K \Gamma^{1/2} + \lambda I)^{-1} \Gamma^{1/2}, $$
@@ -64,8 +62,7 @@ def fit_dynamics(
     **Arguments:**
 
     - `kernel`: of the points; `TensorProduct((kernel_x, Delta()))` for points with labels.
-    - `sets`: T >= 2 samples, from `sample_sequence`; or a `GaussianMixture` with a leading axis of
-      T, for the limit of infinite samples under a Gaussian kernel.
+    - `sets`: T >= 2 samples, from `sample_sequence`; or None with a `gram`.
     - `regularizer`: $\lambda \ge 0$, as printed: not multiplied by the number of steps. L15 takes 1
       / n for samples of n points. None takes the mean of `sampling_noise`, which is better in all
       of its settings, times the mean of $\Delta_t^2$, so that no forecast depends on the unit of
@@ -79,36 +76,41 @@ def fit_dynamics(
       - \hat\mu_t) / \Delta_t \approx B \hat\mu_t$ with weights $\gamma_t \Delta_t^2$: steps may be
       unequal, and a large regularizer predicts the last set, not 0.
 
+    - `gram`: `[T, T]`, inner products of the embeddings where they are known otherwise, for example
+      in closed form. By default the `embedding_gram` of the sets.
+
     **Returns:** a `DistributionDynamics`. Cost O(T^2 n^2 d + T^3).
 
     **Raises:** `ValueError` for fewer than two sets, a negative regularizer, step weights or times
     of a wrong length or order.
     """
     kernel = as_kernel(kernel)
-    count = _length(sets)
-    if count < 2:
+    if gram is None:
+        if sets is None:
+            raise ValueError("Give `sets`, or the Gram matrix `gram` of their embeddings.")
+        if sets.weights.ndim != 2:
+            raise ValueError(
+                f"`sets` must be one sequence [T, ...], not {sets.weights.shape}: use `vmap`."
+            )
+        gram = embedding_gram(kernel, sets)
+    gram = jnp.asarray(gram)
+    if gram.ndim != 2 or gram.shape[0] != gram.shape[1] or gram.shape[0] < 2:
         raise ValueError(
-            f"`sets` holds {count} sample; dynamics need at least two, one step from each to the "
-            f"next."
+            f"The Gram matrix of the sets has shape {gram.shape}; dynamics need at least two sets, "
+            "one step from each to the next."
         )
     form = as_form(form)
-    gram = embedding_gram(kernel, sets, block=block)
     gammas = as_step_weights(step_weights, gram)
-    intervals = _intervals(times, count, form).astype(gram.dtype)
-    if regularizer is None:
-        ridge = noise_ridge(jnp.mean(_noise(kernel, sets, gram)), intervals)
-    else:
+    intervals = _intervals(times, gram.shape[0], form).astype(gram.dtype)
+    if regularizer is not None:
         ridge = as_non_negative(regularizer, "regularizer", scalar=True).astype(gram.dtype)
+    elif sets is None:
+        raise ValueError("Give a `regularizer`: without `sets` no sampling noise is known.")
+    else:
+        noise = sampling_noise(kernel, sets, squared_norms=jnp.diagonal(gram))
+        ridge = noise_ridge(jnp.mean(noise), intervals)
     matrix = coefficient_matrix(gram, gammas, intervals, ridge)
     return DistributionDynamics(kernel, sets, gram, matrix, intervals, ridge, gammas, form)
-
-
-def _noise(
-    kernel: AbstractKernel, sets: SampleSequence | GaussianMixture, gram: Float[Array, "T T"]
-) -> Float[Array, " T"]:
-    if isinstance(sets, GaussianMixture):
-        return jnp.zeros(gram.shape[0], gram.dtype)
-    return sampling_noise(kernel, sets, squared_norms=jnp.diagonal(gram))
 
 
 def noise_ridge(noise: Float[Array, ""], intervals: Float[Array, " t"]) -> Float[Array, ""]:
@@ -139,16 +141,6 @@ def as_form(form: Any) -> Literal["next", "change"]:
     if form not in ("next", "change"):
         raise ValueError(f'`form` must be "next" or "change", got {form!r}.')
     return form
-
-
-def _length(sets: SampleSequence | GaussianMixture) -> int:
-    leading = sets.weights if isinstance(sets, SampleSequence) else sets.shares
-    if leading.ndim != 2:
-        raise ValueError(
-            f"`sets` must be one sequence, [T, ...]; this one has shape {leading.shape}. Use "
-            f"`vmap` for several."
-        )
-    return leading.shape[0]
 
 
 def _intervals(times: ArrayLike | None, count: int, form: str) -> Float[Array, " t"]:
@@ -183,6 +175,23 @@ def coefficient_matrix(
     return root[:, None] * (inverse + inverse.T) / 2 * root[None, :]
 
 
+def apply_dynamics(model: DistributionDynamics, embedding: Embedding) -> Float[Array, "*b T"]:
+    r"""Apply the learned operator to any embedding $\mu$ of the same RKHS.
+
+    **Returns:** coefficients `[..., T]` of $\tilde A \mu$ on the embedded sets, for `combine`
+    ("next"), or of the change in one unit of time ("change"; $\mu$ itself has none). Cost O(T n m
+    d) for m points of the embedding. **Raises:** `ValueError` for a model without `sets`.
+    """
+    if model.sets is None:
+        raise ValueError("These dynamics were fitted to a Gram matrix: they hold no `sets`.")
+    one = combine(model.kernel, model.sets, jnp.eye(model.gram.shape[0], dtype=model.gram.dtype))
+    products = jax.vmap(lambda w: inner(Embedding(one.kernel, one.points, w), embedding))
+    values = jnp.moveaxis(products(one.weights), 0, -1)
+    rates = matmul(values[..., :-1], model.coefficients.T) / model.intervals
+    shifted = jnp.pad(rates, ((0, 0),) * (rates.ndim - 1) + ((1, 0),))
+    return shifted if model.form == "next" else shifted - jnp.roll(shifted, -1, axis=-1)
+
+
 def advance(
     model: DistributionDynamics,
     matrix: Float[Array, "t t"],
@@ -197,19 +206,18 @@ def advance(
     return shifted if model.form == "next" else c + length * (shifted - jnp.roll(shifted, -1))
 
 
-def forecast(
+def forecast_coefficients(
     model: DistributionDynamics,
     steps: int = 1,
     *,
     length: ArrayLike | None = None,
     start: ArrayLike | None = None,
 ) -> Float[Array, "steps T"]:
-    r"""Coefficients $\beta^{(k)}$ of the predictions 1, ..., `steps` k steps ahead, $\tilde\mu =
-    \sum_t
-    \beta_t \hat\mu_t$ (L15 eq 5).
+    r"""Coefficients $\beta^{(k)}$ of the predictions 1, ..., `steps` k steps ahead,
+    $\tilde\mu = \sum_t \beta_t \hat\mu_t$ (L15 eq 5).
 
-    With the form "next", $\beta^{(k)} = (W C)^k e_T$ with $C_{st} = \langle \hat\mu_s,
-    \hat\mu_{t+1} \rangle$, and the first is 0.
+    With the form "next", $\beta^{(k)} = (W C)^k e_T$ with
+    $C_{st} = \langle \hat\mu_s, \hat\mu_{t+1} \rangle$, and the first is 0.
 
     **Arguments:** `steps` (static); `length` of a step in the units of `times`, by default the mean
     interval (form "change" only); `start` `[T]`, coefficients of the embedding to start from, by
@@ -222,7 +230,7 @@ def forecast(
     count, dtype = model.gram.shape[0], model.gram.dtype
     if length is not None and model.form == "next":
         raise ValueError(
-            'A `length` of the steps needs the form "change"; the form "next" takes steps as observed.'
+            'A `length` of the steps needs the form "change"; "next" takes steps as observed.'
         )
     length = (
         jnp.mean(model.intervals)
@@ -242,43 +250,13 @@ def forecast(
     return jax.lax.scan(step, c, length=steps)[1]
 
 
-def extrapolate(
-    model: DistributionDynamics,
-    steps: int = 1,
-    *,
-    length: ArrayLike | None = None,
-    normalize: bool = False,
-) -> Embedding | GaussianMixture:
-    r"""The predicted distribution $\tilde\mu_{T + k} = \tilde A^k \hat\mu_T$, `steps` k steps ahead
-    (L15 eqs 5 and 8, algorithm 1).
-
-    **Arguments:** as `forecast`; `normalize` divides by the sum of the coefficients, which restores
-    lost mass before herding (guarded as the function `normalize`).
-
-    **Returns:** an `Embedding` of all points with signed weights $c_t w_{ti}$; a `GaussianMixture`
-    if the model has mixtures. For several horizons: `jax.vmap(lambda c: combine(kernel, sets,
-    c))(forecast(model, steps))`.
+def recency_weights(num_sets: int, decay: ArrayLike) -> Float[Array, " t"]:
+    r"""L15's step weights $\rho^{-t}$ (section 2.2) for T sets, `[T - 1]`, divided by their mean so
+    that one regularizer serves every decay $0 < \rho \le 1$; the last step weighs most.
     """
-    c = forecast(model, steps, length=length)[-1]
-    if normalize:
-        c = normalized(c)
-    if isinstance(model.sets, SampleSequence):
-        return combine(model.kernel, model.sets, c)
-    sets = model.sets
-    means, covariances = (
-        leaf.reshape(-1, *leaf.shape[2:]) for leaf in (sets.means, sets.covariances)
-    )
-    return GaussianMixture(means, covariances, (c[:, None] * sets.shares).reshape(-1))
-
-
-def recency_weights(count: int, decay: ArrayLike) -> Float[Array, " t"]:
-    r"""L15's step weights $\rho^{-t}$ (section 2.2) for `count` sets, `[count - 1]`, divided by
-    their
-    mean so that one regularizer serves every decay $0 < \rho \le 1$; the last step weighs most.
-    """
-    count = as_count(count, "count")
+    count = as_count(num_sets, "num_sets")
     if count < 2:
-        raise ValueError("`count` is the number of sets; there are steps from 2 on.")
+        raise ValueError("`num_sets` is the number of sets; there are steps from 2 on.")
     decay = as_positive(decay, "decay", scalar=True)
     weights = decay ** jnp.arange(count - 2, -1, -1).astype(decay.dtype)
     return weights / jnp.mean(weights)

@@ -1,6 +1,5 @@
 r"""Classifiers of a predicted distribution (PredSVM, L15 section 5): training points with weights
-of
-any sign.
+of any sign.
 
 A negative weight is a positive one of the other label, $\ell(y, \bar y) = 1 - \ell(-y, \bar y)$, so
 that
@@ -11,8 +10,6 @@ is convex for a convex loss (L15 eqs 11 and 12). Several classes are told apart 
 rest.
 """
 
-from typing import Any
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -21,8 +18,10 @@ from jax import lax
 
 from .._checks import as_points, as_positive, as_weights, check_same_size, is_concrete, size
 from .._numerics import matmul, psd_solve
+from .._repr import with_numbers
 from .._typing import Array, ArrayLike, Bool, Float, Points
-from ..features import AbstractFeatureMap, FeatureChoice, fit_features, given_landmarks
+from ..features import AbstractFeatureMap, FeatureChoice, Landmarks, fit_features
+from ..kernels import KernelLike
 
 #: Newton steps at most: the active set of a squared hinge settles within a few.
 _NEWTON_STEPS = 50
@@ -32,8 +31,7 @@ def flip_labels(
     labels: ArrayLike, weights: ArrayLike
 ) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
     r"""Labels $\operatorname{sign}(\beta_i) y_i$ and weights $|\beta_i|$ of an equivalent problem
-    with
-    weights >= 0 (L15 eq 12).
+    with weights >= 0 (L15 eq 12).
 
     **Arguments:** `labels` `[n]` in {-1, 1}; `weights` `[n]` of any sign, those of a predicted
     embedding, $\beta_t / n_t$.
@@ -54,8 +52,7 @@ def flip_labels(
 
 class PredictedSVM(eqx.Module):
     r"""Squared-hinge classifier $f(x) = \langle w, \psi(x) \rangle + b$ of a predicted
-    distribution,
-    made by `fit_predicted_svm`.
+    distribution, made by `fit_predicted_svm`.
 
     - `features`: $\psi$, None for linear ones. `coefficients`: w `[c, r]`; `intercepts`: b `[c]`,
       with c = 1 for two classes.
@@ -69,6 +66,8 @@ class PredictedSVM(eqx.Module):
     intercepts: Float[Array, " c"]
     classes: Array
     converged: Bool[Array, " c"]
+
+    __repr__ = with_numbers
 
 
 def _codes(features: AbstractFeatureMap | None, x: Points) -> Float[Array, "n r"]:
@@ -88,7 +87,7 @@ def fit_predicted_svm(
     weights: ArrayLike,
     *,
     penalty: ArrayLike,
-    kernel: Any = None,
+    kernel: KernelLike | None = None,
     landmarks: FeatureChoice = None,
     classes: ArrayLike | None = None,
     intercept: bool = True,
@@ -127,7 +126,7 @@ def fit_predicted_svm(
     classes = _as_classes(labels, classes)
     features = None
     if kernel is not None:
-        features = fit_features(kernel, x, given_landmarks(x) if landmarks is None else landmarks)
+        features = fit_features(kernel, x, Landmarks(x) if landmarks is None else landmarks)
     if features is not None and not isinstance(features, AbstractFeatureMap):
         raise ValueError(
             "A classifier needs explicit features: `landmarks` as a rank, `Landmarks` or "

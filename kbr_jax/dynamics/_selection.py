@@ -3,7 +3,7 @@ r"""How well learned dynamics predict steps that were observed.
 What regularizers, weights and bandwidths are chosen by.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +12,10 @@ import numpy as np
 from .._checks import as_count, as_non_negative, is_concrete
 from .._numerics import matmul
 from .._typing import Array, ArrayLike, Float
-from ..kernels import as_kernel
+from ..embedding import normalized
+from ..kernels import KernelLike, as_kernel
 from ._dynamics import DistributionDynamics, advance, as_form, as_step_weights, coefficient_matrix
-from ._sets import embedding_gram
+from ._sets import SampleSequence, embedding_gram
 
 #: Steps of times that differ by a smaller share count as equal: times are rounded.
 _EQUAL_STEPS = 1e-3
@@ -28,8 +29,7 @@ def refit_dynamics(
     form: Literal["next", "change"] | None = None,
 ) -> DistributionDynamics:
     """The same dynamics with another regularizer, step weights or form, in O(T^3): the Gram matrix
-    of
-    the sets is kept.
+    of the sets is kept.
 
     What is None stays as it is: a regularizer too, also where the form changes from "change", whose
     regularizer is in squared units of time. The form "next" forgets the times, and counts steps as
@@ -48,8 +48,8 @@ def refit_dynamics(
         steps = np.asarray(model.intervals)
         if np.ptp(steps) > _EQUAL_STEPS * np.max(steps):
             raise ValueError(
-                f'The form "next" assumes equal steps; those of this model are from {steps.min():.3g} to {steps.max():.3g} '
-                'long. Keep the form "change".'
+                f'The form "next" assumes equal steps; those of this model are from '
+                f'{steps.min():.3g} to {steps.max():.3g} long. Keep the form "change".'
             )
     return refitted(model, ridge, gammas, intervals_of(model, form), form)
 
@@ -75,19 +75,27 @@ def refitted(
     )
 
 
-def _reference(model: DistributionDynamics, kernel: Any) -> Float[Array, "T T"]:
+def _reference(model: DistributionDynamics, kernel: KernelLike | None) -> Float[Array, "T T"]:
     return (
         model.gram
         if kernel is None
-        else embedding_gram(as_kernel(kernel), model.sets).astype(model.gram.dtype)
+        else embedding_gram(as_kernel(kernel), _sets(model)).astype(model.gram.dtype)
     )
+
+
+def _sets(model: DistributionDynamics) -> SampleSequence:
+    if model.sets is None:
+        raise ValueError("These dynamics were fitted to a Gram matrix: give no `kernel`.")
+    return model.sets
 
 
 def _squares(residuals: Float[Array, "m T"], gram: Float[Array, "T T"]) -> Float[Array, " m"]:
     return jnp.maximum(jnp.sum(matmul(residuals, gram) * residuals, axis=-1), 0)
 
 
-def leave_one_out_errors(model: DistributionDynamics, *, kernel: Any = None) -> Float[Array, " t"]:
+def leave_one_out_errors(
+    model: DistributionDynamics, *, kernel: KernelLike | None = None
+) -> Float[Array, " t"]:
     r"""Squared errors of predicting each step from all other steps, without refitting,
 
     $$ |e_t|^2 = \sum_{su} V_{ts} V_{tu} \langle \nu_s, \nu_u \rangle, \qquad V =
@@ -128,11 +136,11 @@ def left_out_predictions(model: DistributionDynamics) -> Float[Array, "t T"]:
 
 
 def rolling_origin_errors(
-    model: DistributionDynamics, *, first: int = 2, steps: int = 1, kernel: Any = None
+    model: DistributionDynamics, *, first: int = 2, steps: int = 1, kernel: KernelLike | None = None
 ) -> Float[Array, " m"]:
-    r"""Squared errors of predicting each set from those before it: $|\tilde\mu_{t + k} - \hat\mu_{t
-    +
-    k}|^2$ where the operator was learned from sets 1 to t, for t = `first`, ..., T - k.
+    r"""Squared errors of predicting each set from those before it:
+    $|\tilde\mu_{t + k} - \hat\mu_{t + k}|^2$ where the operator was learned from sets 1 to t, for t
+    = `first`, ..., T - k.
 
     Its mean is what to choose the regularizer, step weights and bandwidth by (with a fixed `kernel`
     for the bandwidth):
@@ -155,12 +163,16 @@ def rolling_origin_errors(
             "`first` + `steps` at most the number of sets."
         )
     targets = jnp.eye(count, dtype=model.gram.dtype)[first - 1 + steps :]
-    return _squares(forward_predictions(model, first, steps) - targets, _reference(model, kernel))
+    return _squares(
+        rolling_origin_predictions(model, first, steps) - targets, _reference(model, kernel)
+    )
 
 
-def forward_predictions(model: DistributionDynamics, first: int, steps: int) -> Float[Array, "m T"]:
+def rolling_origin_predictions(
+    model: DistributionDynamics, first: int, steps: int, restored: bool = False
+) -> Float[Array, "m T"]:
     """Coefficients of the predictions of sets `first` + `steps`, ..., T, each by the operator
-    learned up to `steps` sets before it.
+    learned up to `steps` sets before it; divided by its mass after each step if `restored`.
     """
     count, dtype = model.gram.shape[0], model.gram.dtype
 
@@ -170,6 +182,7 @@ def forward_predictions(model: DistributionDynamics, first: int, steps: int) -> 
         c = jax.nn.one_hot(last, count, dtype=dtype)
         for k in range(steps):
             c = advance(model, matrix, c, model.intervals[last + k])
+            c = normalized(c) if restored else c
         return c
 
     return jax.vmap(predict)(jnp.arange(first - 1, count - steps))

@@ -1,7 +1,6 @@
 r"""Sequences of samples of different sizes, and the inner products of their mean embeddings."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -23,8 +22,8 @@ from .._checks import (
 )
 from .._numerics import matmul
 from .._typing import Array, ArrayLike, Float, Points
-from ..embedding import Embedding, GaussianMixture, inner_mixtures
-from ..kernels import AbstractKernel, as_kernel
+from ..embedding import Embedding
+from ..kernels import AbstractKernel, KernelLike, as_kernel
 
 #: Entries of the Gram matrices that are formed at a time by default: 16 MiB in float64, which a
 #: last-level cache holds.
@@ -32,8 +31,8 @@ _BLOCK_ENTRIES = 2**21
 
 
 class SampleSequence(eqx.Module):
-    r"""T samples $S_t = \{z^t_1, \dots, z^t_{n_t}\}$, with embeddings $\hat\mu_t = \sum_i w_{ti}
-    k(z^t_i, \cdot)$ (L15 eq 2).
+    r"""T samples $S_t = \{z^t_1, \dots, z^t_{n_t}\}$, with embeddings
+    $\hat\mu_t = \sum_i w_{ti} k(z^t_i, \cdot)$ (L15 eq 2).
 
     - `points`: `[T, n, ...]`, shorter samples padded with copies of their last point.
     - `weights`: `[T, n]`, $1 / n_t$ by default and 0 on the padding.
@@ -119,10 +118,9 @@ def _stacked(points: Points, weights: ArrayLike | None, mask: ArrayLike | None) 
     return SampleSequence(points, jnp.where(present, weights, 0))
 
 
-def combine(kernel: Any, sets: SampleSequence, coefficients: ArrayLike) -> Embedding:
+def combine(kernel: KernelLike, sets: SampleSequence, coefficients: ArrayLike) -> Embedding:
     r"""$\sum_t c_t \hat\mu_t$ as one embedding of all points (L15 eqs 5 and 8), coefficients `[T]`
-    of
-    any sign.
+    of any sign.
 
     The baselines of L15: `[0, ..., 0, 1]` is the last set, `sets.sizes / sets.sizes.sum()` all sets
     together.
@@ -141,38 +139,30 @@ def combine(kernel: Any, sets: SampleSequence, coefficients: ArrayLike) -> Embed
 
 
 def embedding_gram(
-    kernel: Any,
-    sets: SampleSequence | GaussianMixture,
-    others: SampleSequence | GaussianMixture | None = None,
+    kernel: KernelLike,
+    sets: SampleSequence,
+    others: SampleSequence | None = None,
     *,
-    block: int | None = None,
+    block_size: int | None = None,
 ) -> Float[Array, "S T"]:
     r"""Inner products of embedded samples, $G_{st} = \sum_{ij} w_{si} w'_{tj} k(z^s_i, z'^t_j)$
-    (L15,
-    below eq 5).
+    (L15, below eq 5).
 
     **Arguments:**
 
     - `kernel`: of the points. `sets`, `others`: S and T samples; `others` None for the sets with
-      themselves, each pair once. Or `GaussianMixture`s with a leading axis, in closed form: samples
-      of infinite size.
-    - `block`: pairs of sets whose Gram matrices are formed at a time (static), by default about
-      2^21 / (n m).
+      themselves, each pair once.
+    - `block_size`: pairs of sets whose Gram matrices are formed at a time (static), by default
+      about 2^21 / (n m).
 
     **Returns:** `[S, T]`. Cost O(S T n m d), half for one sequence; memory O(n m) beside the sets;
     the gradient forms each block once more, in the same memory.
 
     **Raises:** `ValueError` if the points differ in kind or are not of the kernel's domain.
     """
-    if isinstance(sets, GaussianMixture):
-        return _mixture_gram(kernel, sets, sets if others is None else others)
     kernel = as_kernel(kernel)
     same = others is None
     others = sets if others is None else others
-    if isinstance(others, GaussianMixture):
-        raise ValueError(
-            "`sets` are samples and `others` mixtures; see `evaluate_mixture` and `mmd_mixture`."
-        )
     first, second = (jax.tree.map(lambda leaf: leaf[0], part.points) for part in (sets, others))
     check_alike(second, "a set of `others`", first, "one of `sets`")
     kernel.check(first, "sets")
@@ -180,13 +170,17 @@ def embedding_gram(
     s, t = sets.weights.shape[0], others.weights.shape[0]
     pairs = np.triu_indices(s) if same else np.unravel_index(np.arange(s * t), (s, t))
     entries = sets.weights.shape[1] * others.weights.shape[1]
-    block = max(1, _BLOCK_ENTRIES // entries) if block is None else as_count(block, "block")
+    block_size = (
+        max(1, _BLOCK_ENTRIES // entries)
+        if block_size is None
+        else as_count(block_size, "block_size")
+    )
     values = _products(
         kernel,
         sets,
         others,
         (jnp.asarray(pairs[0]), jnp.asarray(pairs[1])),
-        min(block, len(pairs[0])),
+        min(block_size, len(pairs[0])),
     )
     if not same:
         return values.reshape(s, t)
@@ -209,11 +203,12 @@ def _products(
 
 
 def sampling_noise(
-    kernel: Any, sets: SampleSequence, *, squared_norms: Float[Array, " T"] | None = None
+    kernel: KernelLike, sets: SampleSequence, *, squared_norms: Float[Array, " T"] | None = None
 ) -> Float[Array, " T"]:
-    r"""Expected squared distance of each embedding from that of its distribution, $E |\hat\mu_t -
-    \mu_t|^2$, estimated without bias: $(\frac1n \sum_i k(z_i, z_i) - |\hat\mu_t|^2) / (n - 1)$ for
-    n points of equal weight (0 for one point, or for a mass of 0).
+    r"""Expected squared distance of each embedding from that of its distribution,
+    $E |\hat\mu_t - \mu_t|^2$, estimated without bias:
+    $(\frac1n \sum_i k(z_i, z_i) - |\hat\mu_t|^2) / (n - 1)$ for n points of equal weight (0 for one
+    point, or for a mass of 0).
 
     With weights of sum s, $v = \sum_i w_i^2 / s^2$ takes the place of 1 / n. **Arguments:**
     `squared_norms` `[T]` of the embeddings, the diagonal of `embedding_gram`, if known.
@@ -231,13 +226,3 @@ def sampling_noise(
     excess = jnp.maximum(jnp.sum(weights * own, axis=-1) * mass - squared_norms, 0)
     alone = spread >= 1 - 4 * jnp.finfo(weights.dtype).eps
     return jnp.where(alone, 0, excess * spread / jnp.where(alone, 1, 1 - spread))
-
-
-def _mixture_gram(
-    kernel: Any, sets: GaussianMixture, others: SampleSequence | GaussianMixture
-) -> Float[Array, "S T"]:
-    if not isinstance(others, GaussianMixture) or sets.means.ndim != 3 or others.means.ndim != 3:
-        raise ValueError("Mixtures need a leading axis, means [T, c, d], on both sides.")
-    rows = jax.tree.map(lambda leaf: leaf[:, None], sets)
-    columns = jax.tree.map(lambda leaf: leaf[None], others)
-    return inner_mixtures(kernel, rows, columns)

@@ -3,7 +3,7 @@
 Many learned dynamics, combined by how their errors on observed steps cancel.
 """
 
-from collections.abc import Sequence
+from typing import Literal
 
 import equinox as eqx
 import jax
@@ -11,13 +11,14 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from .._checks import as_positive
+from .._checks import as_count
 from .._numerics import matmul
-from .._typing import Array, ArrayLike, Float
-from ..embedding import GaussianMixture, normalized
-from ._dynamics import DistributionDynamics, forecast, noise_ridge
-from ._selection import forward_predictions, intervals_of, left_out_predictions, refitted
-from ._sets import sampling_noise
+from .._repr import with_numbers
+from .._typing import Array, Float
+from ..embedding import Embedding, normalized
+from ._dynamics import DistributionDynamics, advance, forecast_coefficients, noise_ridge
+from ._selection import intervals_of, left_out_predictions, refitted, rolling_origin_predictions
+from ._sets import combine, sampling_noise
 
 #: Regularizers, in units of the sampling noise of the embeddings.
 _FACTORS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
@@ -28,109 +29,141 @@ _FAMILIES = (("next", False), ("next", True), ("change", False))
 _DESCENT_STEPS = 1000
 
 
-class Stacked(eqx.Module):
-    r"""What `stacked_forecast` found: `coefficients` `[T]` of the prediction for `combine`, and the
-    shares of its candidates: `shares` `[3, m]` of the form "next", the same with its mass restored,
-    and the form "change", by regularizer; and the share of the straight line, `line`.
+class StackedForecast(eqx.Module):
+    """What `stacked_forecast` found.
+
+    - `coefficients` `[T]` of the prediction, for `combine`.
+    - `shares` `[families, m]` of the ridge regressions, by regularizer. Families: "next", "next"
+      with its mass restored, "change"; beyond one step ahead only the last two, which keep mass.
+    - `line`: the share of the straight line.
     """
 
     coefficients: Float[Array, " T"]
-    shares: Float[Array, "3 m"]
+    shares: Float[Array, "families m"]
     line: Float[Array, ""]
 
+    __repr__ = with_numbers
 
-def stacked_forecast(
-    model: DistributionDynamics, *, factors: Sequence[float] | ArrayLike = _FACTORS
-) -> Stacked:
-    r"""A one-step prediction that needs no regularizer: a convex combination of the predictions of
-    many
-    (stacking; Wolpert 1992).
 
-    Candidates are both forms of `fit_dynamics`, "next" with and without its mass restored, with
-    regularizers $f \sigma^2$ for the mean `sampling_noise` $\sigma^2$ of the embeddings (for
-    "change" times the mean of $\Delta_t^2$, as in `fit_dynamics`); and the straight line $a + b t$
-    through the embeddings by least squares, which a mixture follows whose shares drift evenly.
-    Their shares $\pi$ minimize the squared RKHS error of the combination on steps that were
-    observed, each predicted without being known,
+def stacked_forecast(model: DistributionDynamics, steps: int = 1) -> StackedForecast:
+    r"""Predict without a regularizer to choose, by stacking many predictions (Wolpert 1992).
 
-    $$ \min_{\pi \ge 0, \sum_c \pi_c = 1} \operatorname{mean}_{t, \text{left out}} | \sum_c \pi_c
-       e_{ct} |^2
-       + \operatorname{mean}_{t, \text{ahead}} | \sum_c \pi_c e_{ct} |^2 + \sigma^2 |\pi|^2, $$
+    The candidates are both forms of `fit_dynamics` with regularizers $f \sigma^2$, where $\sigma^2$
+    is the mean `sampling_noise` and f = 1/2, 1, ..., 16 (for "change" times the mean of
+    $\Delta_t^2$). One more is the straight line $a + b t$ through the embeddings by least squares.
+    A mixture whose shares drift evenly follows it. The shares $\pi$ minimize
 
-    all steps but the first left out in turn, and the sets from half of the sequence on predicted
-    from those before. Where "next", which shrinks to 0, and "change", which shrinks to the last
-    set, err to opposite sides, their errors cancel.
+    $$ \operatorname{mean}_{t, \text{left out}} | \sum_c \pi_c e_{ct} |^2
+       + \operatorname{mean}_{t, \text{ahead}} | \sum_c \pi_c e_{ct} |^2 + \sigma^2 |\pi|^2,
+       \qquad \pi \ge 0, \; \sum_c \pi_c = 1. $$
 
-    **Arguments:** `model`, whose Gram matrix is used, with step weights and times (its form and
-    regularizer are not). "next" takes unequal steps as equal; its errors on those observed show
-    what that costs. `factors` f `[m]`.
+    The errors e are those of observed sets, each predicted without being known: all steps but the
+    first left out in turn (one step ahead only), and the sets from half of the sequence on
+    predicted from those before. "next" shrinks to 0 and "change" to the last set. Where they err to
+    opposite sides, their errors cancel.
 
-    **Returns:** a `Stacked`. Cost O(m T^4) and a descent of O(m^2) steps; no gradient flows through
-    the shares.
+    **Arguments:** `model`: its Gram matrix, step weights and times are used, its form and
+    regularizer are not. "next" takes unequal steps as equal. `steps` ahead k (static).
 
-    **Raises:** `ValueError` for fewer than four sets, or infinite samples, which have no noise.
+    **Returns:** a `StackedForecast`. Cost O(m T^4) and a descent of O(m^2) steps. No gradient flows
+    through the shares.
+
+    **Raises:** `ValueError` for fewer than max(4, k + 2) sets, and for a model without `sets`.
     """
-    count = model.gram.shape[0]
-    if count < 4 or isinstance(model.sets, GaussianMixture):
+    count, steps = model.gram.shape[0], as_count(steps, "steps")
+    if count < max(4, steps + 2) or model.sets is None:
         raise ValueError(
-            f"Stacking needs at least 4 sampled sets to judge predictions by, got {count}; use "
-            f"`forecast`."
+            f"Stacking needs at least {max(4, steps + 2)} sampled sets to judge predictions by, "
+            f"got {count if model.sets is not None else 'none'}; use `estimator='ridge'`."
         )
-    factors = as_positive(jnp.asarray(factors), "factors").astype(model.gram.dtype)
     noise = jnp.mean(
         sampling_noise(model.kernel, model.sets, squared_norms=jnp.diagonal(model.gram))
     )
-    return _stack(
-        model,
-        factors,
-        jnp.maximum(noise, jnp.finfo(model.gram.dtype).eps * jnp.mean(jnp.diagonal(model.gram))),
-    )
+    floor = jnp.finfo(model.gram.dtype).eps * jnp.mean(jnp.diagonal(model.gram))
+    return _stack(model, jnp.maximum(noise, floor), steps)
+
+
+def extrapolate(
+    model: DistributionDynamics,
+    steps: int = 1,
+    *,
+    estimator: Literal["stacked", "ridge"] = "stacked",
+) -> Embedding:
+    r"""Predict the distribution `steps` steps ahead (L15 eqs 5 and 8, algorithm 1).
+
+    - `"stacked"`: the combination of `stacked_forecast`. It uses neither the form nor the
+      regularizer of the model. It keeps mass 1 from two steps ahead on.
+    - `"ridge"`: $\tilde\mu_{T + k} = \tilde A^k \hat\mu_T$ with the operator of the model, as in
+      L15. Mass is lost as the regularizer and k grow; `normalize` restores it.
+
+    **Returns:** an `Embedding` of all points with signed weights $c_t w_{ti}$. Cost as
+    `stacked_forecast`, or O(steps T^2). For several horizons:
+    `combine(kernel, sets, forecast_coefficients(model, steps))`.
+
+    **Raises:** `ValueError` for an unknown estimator, for a model without `sets`, and as
+    `stacked_forecast`.
+    """
+    if estimator not in ("stacked", "ridge"):
+        raise ValueError(f"`estimator` must be 'stacked' or 'ridge', got {estimator!r}.")
+    if estimator == "stacked":
+        coefficients = stacked_forecast(model, steps).coefficients
+    else:
+        coefficients = forecast_coefficients(model, steps)[-1]
+    if model.sets is None:
+        raise ValueError("These dynamics were fitted to a Gram matrix: they hold no `sets`.")
+    return combine(model.kernel, model.sets, coefficients)
 
 
 @eqx.filter_jit
-def _stack(
-    model: DistributionDynamics, factors: Float[Array, " m"], noise: Float[Array, ""]
-) -> Stacked:
+def _stack(model: DistributionDynamics, noise: Float[Array, ""], steps: int) -> StackedForecast:
     count = model.gram.shape[0]
-    first = min(2 + (count - 1) // 2, count - 1)
+    first = min(2 + (count - 1) // 2, count - 1) if steps == 1 else 2
     identity = jnp.eye(count, dtype=model.gram.dtype)
+    factors = jnp.asarray(_FACTORS, model.gram.dtype)
+    families = _FAMILIES if steps == 1 else _FAMILIES[1:]
 
     def candidate(factor, form, restored):
         intervals = intervals_of(model, form)
         one = refitted(
             model, noise_ridge(factor * noise, intervals), model.step_weights, intervals, form
         )
-        found = forecast(one), left_out_predictions(one)[1:], forward_predictions(one, first, 1)
-        return tuple(normalized(c) for c in found) if restored else found
+        length, c = jnp.mean(intervals), identity[-1]
+        for _ in range(steps):
+            c = advance(one, one.coefficients, c, length)
+            c = normalized(c) if restored else c
+        left_out = left_out_predictions(one)[1:]
+        left_out = normalized(left_out) if restored else left_out
+        return c[None], left_out, rolling_origin_predictions(one, first, steps, restored)
 
-    families = [
+    parts = [
         jax.vmap(lambda f, a=form, b=restored: candidate(f, a, b))(factors)
-        for form, restored in _FAMILIES
+        for form, restored in families
     ]
     predictions, left_out, ahead = (
-        jnp.concatenate([*parts, line[None]])
-        for *parts, line in zip(*families, _line(model, first), strict=True)
+        jnp.concatenate([*part, line[None]])
+        for *part, line in zip(*parts, _line(model, first, steps), strict=True)
     )
     quadratic = noise * jnp.eye(predictions.shape[0], dtype=noise.dtype)
-    for errors in (left_out - identity[2:], ahead - identity[first:]):
-        smoothed = matmul(errors, model.gram)
-        quadratic = quadratic + jnp.einsum("ati,bti->ab", smoothed, errors) / errors.shape[1]
+    errors = [left_out - identity[2:]] if steps == 1 else []
+    for error in (*errors, ahead - identity[first - 1 + steps :]):
+        smoothed = matmul(error, model.gram)
+        quadratic = quadratic + jnp.einsum("ati,bti->ab", smoothed, error) / error.shape[1]
     shares = _on_simplex(lax.stop_gradient(quadratic))
-    return Stacked(
-        matmul(shares, predictions[:, 0]), shares[:-1].reshape(len(_FAMILIES), -1), shares[-1]
+    return StackedForecast(
+        matmul(shares, predictions[:, 0]), shares[:-1].reshape(len(families), -1), shares[-1]
     )
 
 
 def _line(
-    model: DistributionDynamics, first: int
+    model: DistributionDynamics, first: int, steps: int
 ) -> tuple[Float[Array, "1 T"], Float[Array, "left T"], Float[Array, "ahead T"]]:
     """Coefficients of the line's prediction of the set to come, of each but two sets left out, and
     of those ahead.
     """
     count = model.gram.shape[0]
     times = jnp.concatenate([jnp.zeros(1, model.gram.dtype), jnp.cumsum(model.intervals)])
-    coming = times[-1:] + jnp.mean(model.intervals)
-    earlier = jnp.tri(count, k=-1, dtype=times.dtype)[first:]
+    coming = times[-1:] + steps * jnp.mean(model.intervals)
+    earlier = jnp.tri(count, k=-steps, dtype=times.dtype)[first - 1 + steps :]
     others = 1 - jnp.eye(count, dtype=times.dtype)[2:]
 
     def at(time, known):
@@ -141,7 +174,11 @@ def _line(
     everything = jnp.ones((1, count), times.dtype)
     return tuple(
         jax.vmap(at)(*case)
-        for case in ((coming, everything), (times[2:], others), (times[first:], earlier))
+        for case in (
+            (coming, everything),
+            (times[2:], others),
+            (times[first - 1 + steps :], earlier),
+        )
     )
 
 

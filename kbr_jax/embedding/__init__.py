@@ -1,42 +1,78 @@
 """Distributions as weighted samples in an RKHS."""
 
-from ._decoding import decode as decode
-from ._decoding import decode_fixed_point as decode_fixed_point
-from ._decoding import decode_gradient as decode_gradient
-from ._decoding import decode_permutation as decode_permutation
-from ._decoding import decode_rotation as decode_rotation
-from ._decoding import decoding_objective as decoding_objective
-from ._decoding import nearest_rotation as nearest_rotation
-from ._distance import mmd as mmd
-from ._distance import squared_mmd as squared_mmd
-from ._distance import witness as witness
-from ._embedding import Embedding as Embedding
-from ._embedding import check_unbatched as check_unbatched
-from ._embedding import embed as embed
-from ._embedding import evaluate as evaluate
-from ._embedding import expectation as expectation
-from ._embedding import guarded_sum as guarded_sum
-from ._embedding import inner as inner
-from ._embedding import mean as mean
-from ._embedding import mixture as mixture
-from ._embedding import norm as norm
-from ._embedding import normalize as normalize
-from ._embedding import normalized as normalized
-from ._embedding import squared_norm as squared_norm
-from ._gaussians import GaussianMixture as GaussianMixture
-from ._gaussians import evaluate_mixture as evaluate_mixture
-from ._gaussians import gaussian_mixture as gaussian_mixture
-from ._gaussians import inner_mixtures as inner_mixtures
-from ._gaussians import mmd_mixture as mmd_mixture
-from ._gaussians import smoothed_kl as smoothed_kl
-from ._joint import CrossCovariance as CrossCovariance
-from ._joint import JointEmbedding as JointEmbedding
-from ._joint import covariance as covariance
-from ._joint import cross_covariance as cross_covariance
-from ._joint import embed_joint as embed_joint
-from ._joint import hsic as hsic
-from ._joint import joint_expectation as joint_expectation
-from ._joint import marginals as marginals
-from ._joint import squared_hs_norm as squared_hs_norm
-from ._quantiles import credible_interval as credible_interval
-from ._quantiles import quantile as quantile
+from ._decoding import (
+    decode,
+    decode_fixed_point,
+    decode_gradient,
+    decode_permutation,
+    decode_rotation,
+    decoding_objective,
+    nearest_rotation,
+)
+from ._distance import mmd, squared_mmd, witness
+from ._embedding import (
+    Embedding,
+    check_one_space,
+    check_unbatched,
+    embed,
+    evaluate,
+    expectation,
+    guarded_sum,
+    inner,
+    mixture,
+    norm,
+    normalize,
+    normalized,
+    squared_norm,
+)
+from ._joint import (
+    CrossCovariance,
+    JointEmbedding,
+    covariance,
+    cross_covariance,
+    embed_joint,
+    hsic,
+    joint_expectation,
+    marginals,
+    squared_hs_norm,
+)
+from ._quantiles import credible_interval, quantile
+from ._statistics import marginal, mean, sample, std, variance
+
+__all__ = [
+    "CrossCovariance",
+    "Embedding",
+    "JointEmbedding",
+    "covariance",
+    "credible_interval",
+    "cross_covariance",
+    "decode",
+    "decode_fixed_point",
+    "decode_gradient",
+    "decode_permutation",
+    "decode_rotation",
+    "decoding_objective",
+    "embed",
+    "embed_joint",
+    "evaluate",
+    "expectation",
+    "hsic",
+    "inner",
+    "joint_expectation",
+    "marginal",
+    "marginals",
+    "mean",
+    "mixture",
+    "mmd",
+    "nearest_rotation",
+    "norm",
+    "normalize",
+    "quantile",
+    "sample",
+    "squared_hs_norm",
+    "squared_mmd",
+    "squared_norm",
+    "std",
+    "variance",
+    "witness",
+]

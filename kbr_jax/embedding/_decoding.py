@@ -13,8 +13,9 @@ from jax import lax
 from .._checks import as_batch, as_points, check_alike, in_one_precision, take
 from .._numerics import HIGHEST, matmul, safe_divide
 from .._typing import Array, ArrayLike, Float, Point, Points
-from ..kernels import ChordalGaussian, Gaussian
-from ._embedding import Embedding, check_unbatched, evaluate, mean
+from ..kernels import Gaussian
+from ._embedding import Embedding, check_unbatched, evaluate
+from ._statistics import mean
 
 
 def decoding_objective(embedding: Embedding, points: Point | Points) -> Float[Array, "..."]:
@@ -41,23 +42,22 @@ def decode(embedding: Embedding, candidates: Points | None = None) -> Point:
 
 @eqx.filter_jit
 def decode_fixed_point(
-    embedding: Embedding, start: Point | None = None, *, steps: int = 100
+    embedding: Embedding, start: Point | None = None, *, num_steps: int = 100
 ) -> Point:
     r"""Pre-image under a Gaussian kernel by the fixed point of Mika et al. 1999,
 
     $$ y \leftarrow \frac{\sum_i w_i k(x_i, y) x_i}{\sum_i w_i k(x_i, y)}. $$
 
-    **Arguments:** `embedding`, unbatched (use `vmap`), with a `Gaussian` or `ChordalGaussian`
-    kernel; `start`, one point, by default the best point of the sample; `steps`, the number of
-    iterations (static).
+    **Arguments:** `embedding`, unbatched (use `vmap`), with a `Gaussian` kernel; `start`, one
+    point, by default the best point of the sample; `num_steps`, the number of iterations (static).
 
     Signed weights can make the denominator zero or negative, and a step can then go up. A step that
     would raise the objective (by more than rounding) is replaced by the same step halved, and by
-    none if that fails too, so the objective never rises above its start. Cost O(steps n d).
+    none if that fails too, so the objective never rises above its start. Cost O(num_steps n d).
     Differentiable (through the iterations). Computed in the wider dtype of points and weights.
     """
     kernel = embedding.kernel
-    if not isinstance(kernel, (Gaussian, ChordalGaussian)):
+    if not isinstance(kernel, Gaussian):
         raise ValueError(
             f"The fixed point is that of Gaussian kernels, not {type(kernel).__name__}; use "
             f"`decode_gradient`."
@@ -84,7 +84,7 @@ def decode_fixed_point(
         improves = values <= values[2] + slack
         return trials[jnp.where(improves[0], 0, jnp.where(improves[1], 1, 2))], None
 
-    return lax.scan(step, start, length=steps)[0]
+    return lax.scan(step, start, length=num_steps)[0]
 
 
 def _in_one_dtype(embedding: Embedding) -> Embedding:
@@ -107,27 +107,26 @@ def decode_gradient(
     starts: Points | None = None,
     *,
     num_starts: int = 5,
-    steps: int = 200,
+    num_steps: int = 200,
     learning_rate: ArrayLike = 0.05,
 ) -> Point:
     r"""Pre-image under any differentiable kernel by gradient descent (Adam) on S13 eq 26 from
-    several
-    starts.
+    several starts.
 
     **Arguments:**
 
     - `embedding`: unbatched, on real points (one array); use `vmap` over weights for a batch.
       Computed in the wider dtype of points and weights.
     - `starts`: `[s, ...]`; by default the `num_starts` best points of the sample.
-    - `steps` (static), `learning_rate`: of Adam; the rate is in units of the points and decays to
-      zero over the steps (cosine).
+    - `num_steps` (static), `learning_rate`: of Adam; the rate is in units of the points and decays
+      to zero over the steps (cosine).
 
     **Returns:** the best point seen over all starts and steps, never worse than the best start.
-    Cost O(s steps n d). **Raises:** `ValueError` for a batch, for points that are not one real
+    Cost O(s num_steps n d). **Raises:** `ValueError` for a batch, for points that are not one real
     array, and for `starts` unlike them.
     """
     # A Python number would be static, and each another program.
-    return _descend(embedding, starts, jnp.asarray(learning_rate, float), num_starts, steps)
+    return _descend(embedding, starts, jnp.asarray(learning_rate, float), num_starts, num_steps)
 
 
 @eqx.filter_jit
@@ -200,20 +199,18 @@ def _signed_svd(matrix):
 
 def decode_rotation(embedding: Embedding) -> Float[Array, "*batch d d"]:
     r"""The rotation nearest to the weighted mean matrix $\sum_i w_i R_i$ (divided by the mass),
-    `[...,
-    d, d]`.
+    `[..., d, d]`.
 
-    Under the trace kernel on SO(d) it is the exact pre-image $\operatorname{argmax}_R
-    \operatorname{tr}(A^\top R)$ (S09 section 7, where it is found by descent); under other kernels
-    it is the projected mean. Cost O(n d^2 + d^3).
+    Under the trace kernel on SO(d) it is the exact pre-image
+    $\operatorname{argmax}_R \operatorname{tr}(A^\top R)$ (S09 section 7, where it is found by
+    descent); under other kernels it is the projected mean. Cost O(n d^2 + d^3).
     """
     return nearest_rotation(mean(embedding))
 
 
 def decode_permutation(embedding: Embedding) -> Float[Array, "d d"]:
-    r"""The permutation matrix that maximizes $\operatorname{tr}(A^\top P)$ with $A = \sum_i w_i
-    P_i$,
-    by the Hungarian algorithm.
+    r"""The permutation matrix that maximizes $\operatorname{tr}(A^\top P)$ with
+    $A = \sum_i w_i P_i$, by the Hungarian algorithm.
 
     The exact pre-image under the trace kernel on permutation matrices `[n, d, d]` (S09 section 5).
     Cost O(n d^2 + d^3); unbatched.

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 
 from .._numerics import matmul, safe_sqrt
 from .._typing import Array, Float, Point, Points
-from ._embedding import Embedding, evaluate, inner
+from ._embedding import Embedding, check_one_space, evaluate, inner
 
 
 def squared_mmd(p: Embedding, q: Embedding, *, unbiased: bool = False) -> Float[Array, "*batch"]:
@@ -12,7 +12,7 @@ def squared_mmd(p: Embedding, q: Embedding, *, unbiased: bool = False) -> Float[
 
     **Arguments:**
 
-    - `p`, `q`: embeddings in one RKHS (the kernel of `p` is used); batch axes broadcast.
+    - `p`, `q`: embeddings with one kernel; batch axes broadcast.
     - `unbiased`: leave out the pairs i = j within each sample,
 
     $$ \frac{\sum_{i \ne j} w_i w_j k(x_i, x_j)}{(\sum_i w_i)^2 - \sum_i w_i^2} (\sum_i w_i)^2
@@ -24,7 +24,6 @@ def squared_mmd(p: Embedding, q: Embedding, *, unbiased: bool = False) -> Float[
 
     **Returns:** `[...]`, non-negative up to rounding if biased. Cost O((n + m)^2 d).
     """
-    q = Embedding(p.kernel, q.points, q.weights)
     norms = [_squared_norm(e, unbiased) for e in (p, q)]
     return norms[0] + norms[1] - 2 * inner(p, q)
 
@@ -39,9 +38,10 @@ def mmd(p: Embedding, q: Embedding) -> Float[Array, "*batch"]:
 
 def witness(p: Embedding, q: Embedding, points: Point | Points) -> Float[Array, "..."]:
     r"""The (unnormalized) witness function $\mu_p(z) - \mu_q(z)$ at points z `[m, ...]`, large
-    where p has more mass; kernel of p.
+    where p has more mass.
     """
-    return evaluate(p, points) - evaluate(Embedding(p.kernel, q.points, q.weights), points)
+    check_one_space(p, q)
+    return evaluate(p, points) - evaluate(q, points)
 
 
 def _squared_norm(embedding: Embedding, unbiased: bool) -> Float[Array, "*batch"]:

@@ -8,16 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._checks import as_batch, as_points, as_weights, check_alike, check_finite, size
+from .._checks import as_batch, as_points, as_weights, check_alike, check_finite, is_concrete, size
 from .._numerics import HIGHEST, matmul, safe_sqrt
+from .._repr import with_numbers
 from .._typing import Array, ArrayLike, Float, Point, PointFunction, Points
-from ..kernels import AbstractKernel, as_kernel
+from ..kernels import AbstractKernel, KernelLike, as_kernel
 
 
 class Embedding(eqx.Module):
     r"""Mean embedding $\mu = \sum_i w_i k(x_i, \cdot)$ of a distribution: an estimate of S13 eq 1,
-    with
-    $w_i = 1 / n$ its eq 4.
+    with $w_i = 1 / n$ its eq 4.
 
     - `kernel`: the kernel of the RKHS.
     - `points`: sample `[n, ...]`.
@@ -29,6 +29,8 @@ class Embedding(eqx.Module):
     points: Points
     weights: Float[Array, "*batch n"]
 
+    __repr__ = with_numbers
+
     @property
     def mass(self) -> Float[Array, "*batch"]:
         """Sum of the weights.
@@ -38,10 +40,9 @@ class Embedding(eqx.Module):
         return jnp.sum(self.weights, axis=-1)
 
 
-def embed(kernel: Any, points: Points, weights: ArrayLike | None = None) -> Embedding:
+def embed(kernel: KernelLike, points: Points, weights: ArrayLike | None = None) -> Embedding:
     r"""Embed a sample: $\hat\mu = \sum_i w_i k(x_i, \cdot)$ (S13 eq 4; S09 eq 2b), uniform weights
-    $1 /
-    n$ by default.
+    $1 / n$ by default.
 
     **Arguments:**
 
@@ -96,24 +97,30 @@ def expectation(embedding: Embedding, function: PointFunction) -> Any:
     )
 
 
-def mean(embedding: Embedding) -> Points:
-    r"""The weighted mean point $\sum_i w_i x_i / \sum_i w_i$ `[..., *point]`, for real points.
-
-    Divides by the mass, guarded as in `normalize`. Cost O(n d).
-    """
-    return expectation(normalize(embedding)[0], lambda x: x)
-
-
 def inner(p: Embedding, q: Embedding) -> Float[Array, "*batch"]:
-    r"""$\langle \mu_p, \mu_q \rangle = \sum_{ij} w_i v_j k(x_i, y_j)$; cost O(n m d), batch axes
-    broadcast.
+    r"""$\langle \mu_p, \mu_q \rangle = \sum_{ij} w_i v_j k(x_i, y_j)$; batch axes broadcast.
 
-    With q the expansion of a function g, this is the kernel Bayes average $E_p[g]$ (S13 eq 25). The
-    kernel of `p` is used; both must live in one RKHS. **Raises:** `ValueError` if the points differ
-    in kind.
+    With q the expansion of a function g, this is the kernel Bayes average $E_p[g]$ (S13 eq 25).
+    Cost O(n m d). **Raises:** `ValueError` for points of different kinds, and for kernels that
+    differ, where their parameters can be read.
     """
-    check_alike(q.points, "q.points", p.points, "p.points")
+    check_one_space(p, q)
     return jnp.sum(matmul(p.weights, p.kernel.gram(p.points, q.points)) * q.weights, axis=-1)
+
+
+def check_one_space(p: Embedding, q: Embedding) -> None:
+    """Raise a `ValueError` unless two embeddings may live in one RKHS."""
+    check_alike(q.points, "q.points", p.points, "p.points")
+    leaves = [jax.tree.leaves(e.kernel) for e in (p, q)]
+    same = jax.tree.structure(p.kernel) == jax.tree.structure(q.kernel)
+    for a, b in zip(*leaves, strict=True) if same else ():
+        if a is not b and is_concrete(a) and is_concrete(b):
+            same = same and np.shape(a) == np.shape(b) and bool(np.all(np.asarray(a) == b))
+    if not same:
+        raise ValueError(
+            f"The embeddings have different kernels, {p.kernel} and {q.kernel}: they are not in "
+            "one RKHS. Embed both with one kernel."
+        )
 
 
 def squared_norm(embedding: Embedding) -> Float[Array, "*batch"]:

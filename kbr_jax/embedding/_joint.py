@@ -2,8 +2,6 @@ r"""Joint distributions $C_{XY} = \sum_{ij} W_{ij} \phi(x_i) \otimes \psi(y_j)$,
 dependence.
 """
 
-from typing import Any
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -11,14 +9,13 @@ import jax.numpy as jnp
 from .._checks import as_points, as_weights, check_finite, check_same_size, size
 from .._numerics import matmul
 from .._typing import Array, ArrayLike, Float, PointFunction, Points
-from ..kernels import AbstractKernel, as_kernel
+from ..kernels import AbstractKernel, KernelLike, as_kernel
 from ._embedding import Embedding
 
 
 class JointEmbedding(eqx.Module):
     r"""Embedding of a joint distribution, $C_{XY} = \sum_{ij} W_{ij} \phi(x_i) \otimes \psi(y_j)$
-    (S13
-    section 2).
+    (S13 section 2).
 
     - `kernel_x`, `kernel_y`, `x` `[n, ...]`, `y` `[m, ...]`: kernels and samples of the two
       variables.
@@ -40,9 +37,8 @@ class JointEmbedding(eqx.Module):
 
 
 class CrossCovariance(eqx.Module):
-    r"""Cross-covariance operator of weighted pairs, $C = \sum_i w_i \phi(x_i) \otimes \psi(y_i) -
-    \mu_x
-    \otimes \mu_y$.
+    r"""Cross-covariance operator of weighted pairs,
+    $C = \sum_i w_i \phi(x_i) \otimes \psi(y_i) - \mu_x \otimes \mu_y$.
 
     In the Gram form $\Upsilon (\operatorname{diag}(w) - w w^\top) \Phi^\top$; with uniform weights
     S09 eq 3 and its estimator $\Upsilon H \Phi^\top / n$. `weights` is `[..., n]`.
@@ -56,11 +52,14 @@ class CrossCovariance(eqx.Module):
 
 
 def embed_joint(
-    kernel_x: Any, kernel_y: Any, x: Points, y: Points, weights: ArrayLike | None = None
+    kernel_x: KernelLike,
+    kernel_y: KernelLike,
+    x: Points,
+    y: Points,
+    weights: ArrayLike | None = None,
 ) -> JointEmbedding:
     r"""Embed pairs: $\hat C_{XY} = \sum_i w_i \phi(x_i) \otimes \psi(y_i)$ (S13 eq 5), uniform
-    weights
-    by default.
+    weights by default.
 
     **Arguments:** kernels; samples `x` `[n, ...]` and `y` `[n, ...]`; `weights` `[n]` or `[..., n]`
     of any sign.
@@ -127,8 +126,8 @@ def cross_covariance(joint: JointEmbedding) -> CrossCovariance:
 def covariance(
     operator: CrossCovariance, f: PointFunction, g: PointFunction
 ) -> Float[Array, "*batch"]:
-    r"""Estimate of Cov[f(X), g(Y)] = $\sum_i w_i f(x_i) g(y_i) - (\sum_i w_i f(x_i)) (\sum_i w_i
-    g(y_i))$ (S09 eq 4).
+    r"""Estimate of Cov[f(X), g(Y)] =
+    $\sum_i w_i f(x_i) g(y_i) - (\sum_i w_i f(x_i)) (\sum_i w_i g(y_i))$ (S09 eq 4).
 
     f and g map one point to a number. Cost O(n).
     """
@@ -138,9 +137,8 @@ def covariance(
 
 
 def squared_hs_norm(operator: CrossCovariance) -> Float[Array, "*batch"]:
-    r"""Squared Hilbert-Schmidt norm $\operatorname{tr}(B K B L)$ with $B = \operatorname{diag}(w) -
-    w
-    w^\top$.
+    r"""Squared Hilbert-Schmidt norm $\operatorname{tr}(B K B L)$ with
+    $B = \operatorname{diag}(w) - w w^\top$.
 
     $$ w^\top (K \circ L) w - 2 w^\top (K w \circ L w) + (w^\top K w)(w^\top L w), $$
 
@@ -160,11 +158,10 @@ def squared_hs_norm(operator: CrossCovariance) -> Float[Array, "*batch"]:
 
 
 def hsic(
-    kernel_x: Any, kernel_y: Any, x: Points, y: Points, *, unbiased: bool = False
+    kernel_x: KernelLike, kernel_y: KernelLike, x: Points, y: Points, *, unbiased: bool = False
 ) -> Float[Array, ""]:
     r"""Hilbert-Schmidt independence criterion of n pairs, $\operatorname{tr}(K H L H) / n^2$
-    (Gretton
-    et al. 2005).
+    (Gretton et al. 2005).
 
     `unbiased` gives the U-statistic (Song et al. 2012), which needs n >= 4 and can be negative:
 

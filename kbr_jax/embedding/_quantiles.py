@@ -22,9 +22,9 @@ def quantile(
     $$ q(u) = f_{(1)} + \sum_{j < n} (f_{(j+1)} - f_{(j)}) \, 1[F(f_{(j)}) < u], \qquad
        F(t) = \sum_i w_i 1[f_i \le t] \Big/ \sum_i w_i, $$
 
-    with the values $f_i = f(x_i)$ in increasing order. For non-negative weights it is $\inf \{t :
-    F(t) \ge u\}$. Signed weights make F go up and down; then q is the quantile function of its
-    monotone rearrangement, which is never further from the true distribution function than F
+    with the values $f_i = f(x_i)$ in increasing order. For non-negative weights it is
+    $\inf \{t : F(t) \ge u\}$. Signed weights make F go up and down; then q is the quantile function
+    of its monotone rearrangement, which is never further from the true distribution function than F
     itself, in any $L^p$ norm (Chernozhukov, Fernandez-Val and Galichon 2009).
 
     **Arguments:** `embedding`, its weights `[..., n]`; `probabilities`, u in [0, 1], a number or
@@ -81,8 +81,7 @@ def credible_interval(
     embedding: Embedding, level: ArrayLike = 0.95, function: PointFunction = _itself
 ) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
     r"""The central interval that holds a share `level` of the probability, for each coordinate of
-    f:
-    its `quantile`s at $(1 - \text{level}) / 2$ and $(1 + \text{level}) / 2$.
+    f: its `quantile`s at $(1 - \text{level}) / 2$ and $(1 + \text{level}) / 2$.
 
     **Returns:** lower and upper ends, each `[..., *shape]`. Arguments, cost and errors: `quantile`.
     """

@@ -1,33 +1,48 @@
 """Exact and low-rank views of a sample's Gram matrix."""
 
-from ._cells import PartitionOfUnity as PartitionOfUnity
-from ._cells import soft_partition as soft_partition
-from ._choice import FeatureChoice as FeatureChoice
-from ._choice import fit_features as fit_features
-from ._features import AbstractFeatureMap as AbstractFeatureMap
-from ._features import AbstractFeatures as AbstractFeatures
-from ._features import AbstractGram as AbstractGram
-from ._features import DenseGram as DenseGram
-from ._features import checked_coordinates as checked_coordinates
-from ._features import dense_gram as dense_gram
-from ._fourier import FourierFeatures as FourierFeatures
-from ._fourier import RandomFourier as RandomFourier
-from ._fourier import fourier_features as fourier_features
-from ._fourier import random_fourier as random_fourier
-from ._iterative import ConjugateGradient as ConjugateGradient
-from ._iterative import ConjugateGradientFactor as ConjugateGradientFactor
-from ._iterative import LazyGram as LazyGram
-from ._iterative import SolveReport as SolveReport
-from ._iterative import lazy_gram as lazy_gram
-from ._landmarks import LandmarkFeatures as LandmarkFeatures
-from ._landmarks import Landmarks as Landmarks
-from ._landmarks import given_landmarks as given_landmarks
-from ._landmarks import landmark_features as landmark_features
-from ._landmarks import only_active as only_active
-from ._sampling import kmeanspp_landmarks as kmeanspp_landmarks
-from ._sampling import streaming_landmarks as streaming_landmarks
-from ._selection import IncompleteCholesky as IncompleteCholesky
-from ._selection import greedy_landmarks as greedy_landmarks
-from ._selection import incomplete_cholesky as incomplete_cholesky
-from ._selection import rpcholesky_landmarks as rpcholesky_landmarks
-from ._selection import uniform_landmarks as uniform_landmarks
+from ._cells import PartitionOfUnity, soft_partition
+from ._choice import FeatureChoice, fit_features
+from ._features import (
+    AbstractFeatureMap,
+    AbstractFeatures,
+    AbstractGram,
+    DenseGram,
+    checked_coordinates,
+    dense_gram,
+)
+from ._fourier import FourierFeatures, RandomFourier, fourier_features, random_fourier
+from ._iterative import ConjugateGradient, ConjugateGradientFactor, LazyGram, SolveReport, lazy_gram
+from ._landmarks import LandmarkFeatures, Landmarks, landmark_features, only_active
+from ._sampling import kmeanspp_landmarks, streaming_landmarks
+from ._selection import (
+    IncompleteCholesky,
+    greedy_landmarks,
+    incomplete_cholesky,
+    rpcholesky_landmarks,
+    uniform_landmarks,
+)
+
+__all__ = [
+    "AbstractFeatureMap",
+    "AbstractFeatures",
+    "ConjugateGradient",
+    "ConjugateGradientFactor",
+    "DenseGram",
+    "FeatureChoice",
+    "FourierFeatures",
+    "IncompleteCholesky",
+    "LandmarkFeatures",
+    "Landmarks",
+    "LazyGram",
+    "PartitionOfUnity",
+    "RandomFourier",
+    "SolveReport",
+    "greedy_landmarks",
+    "incomplete_cholesky",
+    "kmeanspp_landmarks",
+    "random_fourier",
+    "rpcholesky_landmarks",
+    "soft_partition",
+    "streaming_landmarks",
+    "uniform_landmarks",
+]

@@ -3,8 +3,6 @@ r"""A partition of unity over a domain.
 Soft cells around centers, $a_k(x) \ge 0$, $\sum_k a_k(x) = 1$.
 """
 
-from typing import Any
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -12,7 +10,7 @@ from jax import lax
 
 from .._checks import as_regularizer, like
 from .._typing import Array, ArrayLike, Float, Points
-from ..kernels import AbstractKernel, as_kernel
+from ..kernels import AbstractKernel, KernelLike, as_kernel
 from ._landmarks import Landmarks
 
 
@@ -39,7 +37,7 @@ class PartitionOfUnity(eqx.Module):
 
 
 def soft_partition(
-    kernel: Any, centers: Landmarks, *, temperature: ArrayLike | None = None
+    kernel: KernelLike, centers: Landmarks, *, temperature: ArrayLike | None = None
 ) -> PartitionOfUnity:
     r"""Soft cells around given centers.
 

@@ -1,11 +1,11 @@
 """What the library takes where a sample may be represented at low rank."""
 
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from .._typing import Array, Bool, Points
-from ..kernels import as_kernel
+from ..kernels import KernelLike, as_kernel
 from ._features import AbstractFeatures, dense_gram
 from ._fourier import RandomFourier, fourier_features
 from ._landmarks import Landmarks, landmark_features
@@ -17,7 +17,10 @@ FeatureChoice: TypeAlias = Landmarks | RandomFourier | int | None
 
 
 def fit_features(
-    kernel: Any, points: Points, landmarks: FeatureChoice, mask: Bool[Array, " n"] | None = None
+    kernel: KernelLike,
+    points: Points,
+    landmarks: FeatureChoice,
+    mask: Bool[Array, " n"] | None = None,
 ) -> AbstractFeatures:
     """Exact features for None, greedy landmarks for a rank, features of the given landmarks or
     frequencies otherwise.

@@ -1,6 +1,5 @@
 r"""Samples with their Gram matrix, exact or as $K \approx \Phi \Phi^\top$, and the linear algebra
-the
-rules need of them.
+the rules need of them.
 
 Every rule of the library is written once, against the methods of `AbstractFeatures`. A point enters
 them as its *code*, a row of r numbers that is linear in the embedding of the point: `k(X, x)` for
@@ -9,7 +8,6 @@ an embedding is the weighted sum of its points' coordinates.
 """
 
 import abc
-from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -83,8 +81,9 @@ class AbstractFeatures(eqx.Module):
     ) -> tuple[Float[Array, "b n"], Float[Array, "b n"]]:
         r"""Both forms of Bayes' rule need the same solve with D = diag(weights), of any sign.
 
-        **Returns:** $\beta = D K ((D K)^2 + \delta I)^{-1} D k$ and $g = K ((D K)^2 + \delta
-        I)^{-1} D k$ with $\beta = D g$, for each code of an observation (its $k$).
+        **Returns:** $\beta = D K ((D K)^2 + \delta I)^{-1} D k$ and
+        $g = K ((D K)^2 + \delta I)^{-1} D k$ with $\beta = D g$, for each code of an observation
+        (its $k$).
         """
 
     @abc.abstractmethod
@@ -315,7 +314,9 @@ def masked_rows(
     return coordinates if mask is None else jnp.where(mask[:, None], coordinates, 0)
 
 
-def dense_gram(kernel: Any, points: Points, mask: Bool[Array, " n"] | None = None) -> DenseGram:
+def dense_gram(
+    kernel: AbstractKernel, points: Points, mask: Bool[Array, " n"] | None = None
+) -> DenseGram:
     """The sample with its exact Gram matrix, for checked arguments. Cost O(n^2 d)."""
     matrix = kernel.gram(points, points)
     if mask is not None:

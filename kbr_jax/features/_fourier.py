@@ -29,6 +29,7 @@ from ..kernels import (
     AbstractKernel,
     AbstractShiftInvariant,
     DirectSum,
+    KernelLike,
     Product,
     Scaled,
     Sum,
@@ -74,16 +75,21 @@ class FourierFeatures(AbstractFeatureMap):
 
 
 def random_fourier(
-    kernel: Any, points: Points | int, *, rank: int, key: PRNGKeyArray, orthogonal: bool = False
+    kernel: KernelLike,
+    points: Points | int,
+    *,
+    rank: int,
+    key: PRNGKeyArray,
+    orthogonal: bool = False,
 ) -> RandomFourier:
     r"""Draw the frequencies of r random Fourier features of a shift-invariant kernel (Rahimi and
-    Recht
-    2007).
+    Recht 2007).
 
-    Pass the result where landmarks are taken: `fit_conditional(...,
-    landmarks_x=random_fourier(...))`. The features are $\sqrt{2 / r} [\cos(\omega_j^\top x / h),
-    \sin(\omega_j^\top x / h)]$, whose inner products have mean k(x, y) over the draws and variance
-    $(1 + k(2 (x - y)) - 2 k(x - y)^2) / r$; they do not adapt to the sample as landmarks do.
+    Pass the result where landmarks are taken:
+    `fit_conditional(..., landmarks_x=random_fourier(...))`. The features are
+    $\sqrt{2 / r} [\cos(\omega_j^\top x / h), \sin(\omega_j^\top x / h)]$, whose inner products have
+    mean k(x, y) over the draws and variance $(1 + k(2 (x - y)) - 2 k(x - y)^2) / r$; they do not
+    adapt to the sample as landmarks do.
 
     **Arguments:**
 
@@ -136,11 +142,13 @@ def random_fourier(
 
 
 def fourier_features(
-    kernel: Any, points: Points, frequencies: RandomFourier, mask: Bool[Array, " n"] | None = None
+    kernel: KernelLike,
+    points: Points,
+    frequencies: RandomFourier,
+    mask: Bool[Array, " n"] | None = None,
 ) -> FourierFeatures:
     r"""Features of given frequencies at a sample `[n, ...]`, with a `mask` `[n]` False at padding;
-    O(n
-    r d), memory O(n r).
+    O(n r d), memory O(n r).
 
     **Raises:** `ValueError` if the frequencies were drawn for kernels of other families or for
     points of another shape.
@@ -186,8 +194,7 @@ def _families(terms: Sequence[_Term]) -> tuple[tuple[str, ...], ...]:
 
 def _expand(kernel: AbstractKernel, points: Points) -> list[_Term]:
     """The kernel as a sum of products of shift-invariant ones, each with the part of the points
-    that
-    it is a kernel on.
+    that it is a kernel on.
 
     The spectral density of a product is the law of the sum of independent frequencies; features of
     a sum are concatenated.

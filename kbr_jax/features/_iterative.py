@@ -1,6 +1,5 @@
 r"""Exact ridge regression on samples whose Gram matrix does not fit in memory: conjugate gradients
-with
-blocked products.
+with blocked products.
 
 Each iteration costs one product $K P$, in blocks of rows (`gram_matvec`). Their number is that of
 $M^{-1} (K + n \lambda I)$ with $M = \Phi \Phi^\top + n \lambda I$ from landmark features $\Phi$:
@@ -28,8 +27,7 @@ _CANDIDATES = 10  # points among which a landmark is chosen, for each landmark
 
 class ConjugateGradient(eqx.Module):
     r"""How to solve with $K + n \lambda I$ without forming K: conjugate gradients, preconditioned
-    by
-    landmarks.
+    by landmarks.
 
     **Arguments** (all but `landmarks` static):
 
@@ -40,7 +38,7 @@ class ConjugateGradient(eqx.Module):
     - `tolerance`: on the residual $|b - (K + n \lambda I) w| / |b|$ of each column; by default 1e-8
       in float64, 1e-5 in float32. A float32 residual has a floor of about 1e-7 |K| / (n lambda).
     - `max_iterations`: limit on the iterations of one solve.
-    - `block`: rows of K formed at a time, as in `gram_matvec`.
+    - `block_size`: rows of K formed at a time, as in `gram_matvec`.
     - `throw`: raise an `equinox.EquinoxRuntimeError` when the program runs and a column ends above
       the tolerance, also in the solve of a gradient. If False the last iterate is returned: look at
       `ConjugateGradientFactor.diagnose`.
@@ -50,15 +48,15 @@ class ConjugateGradient(eqx.Module):
     landmarks: Landmarks | None = None
     tolerance: float | None = eqx.field(static=True, default=None)
     max_iterations: int = eqx.field(static=True, default=200)
-    block: int | None = eqx.field(static=True, default=None)
+    block_size: int | None = eqx.field(static=True, default=None)
     throw: bool = eqx.field(static=True, default=True)
 
     def __check_init__(self):
         if self.rank != 0:
             as_count(self.rank, "rank")
         as_count(self.max_iterations, "max_iterations")
-        if self.block is not None:
-            as_count(self.block, "block")
+        if self.block_size is not None:
+            as_count(self.block_size, "block_size")
         tolerance = self.tolerance
         if tolerance is not None and (not is_concrete(tolerance) or not 0 < tolerance < 1):
             raise ValueError(
@@ -80,8 +78,7 @@ class SolveReport(eqx.Module):
 
 class ConjugateGradientFactor(AbstractFactor):
     r"""$K + s I$, or $H K H + s I$ if `centered`, ready to be solved with by conjugate gradients; K
-    is
-    never formed.
+    is never formed.
 
     `coordinates` holds the landmark features $\Phi$ `[n, r]` of the preconditioner and `inner` the
     factor of $\Phi^\top \Phi + s I$. Gradients come from kernel, points and shift by implicit
@@ -101,10 +98,9 @@ class ConjugateGradientFactor(AbstractFactor):
 
     def diagnose(self, b: Float[Array, "n *k"]) -> tuple[Float[Array, "n *k"], SolveReport]:
         """The solution and the report on it, for b `[n]` or columns `[n, ...]`, all iterated at
-        once,
-        each with its own steps.
+        once, each with its own steps.
 
-        Cost O(n^2 (d + k)) an iteration, memory O(n (block + r + k)).
+        Cost O(n^2 (d + k)) an iteration, memory O(n (block_size + r + k)).
         """
         solution, report = _solve(self, b.reshape(b.shape[0], -1))
         return solution.reshape(b.shape), report
@@ -113,7 +109,7 @@ class ConjugateGradientFactor(AbstractFactor):
         """The matrix times columns."""
         inside = _center(x) if self.centered else x
         inside = gram_matvec(
-            self.kernel, self.points, self.points, inside, block=self.settings.block
+            self.kernel, self.points, self.points, inside, block_size=self.settings.block_size
         )
         return (_center(inside) if self.centered else inside) + self.shift * x
 
@@ -229,9 +225,9 @@ def _cycle(
 class LazyGram(AbstractGram):
     """The exact Gram matrix, not stored: ridge regressions on it are solved by conjugate gradients.
 
-    Memory O(n (block + r)) for `coordinates`, `ridge` and what follows from them. `coordinates`,
-    `ridge_matrix` and both posteriors (Bayes' rule for the variable of this sample) still form the
-    n x n matrix, when asked.
+    Memory O(n (block_size + r)) for `coordinates`, `ridge` and what follows from them.
+    `coordinates`, `ridge_matrix` and both posteriors (Bayes' rule for the variable of this sample)
+    still form the n x n matrix, when asked.
     """
 
     kernel: AbstractKernel
@@ -251,7 +247,7 @@ class LazyGram(AbstractGram):
 
     def mean_coordinates(self) -> Float[Array, " r"]:
         return gram_matvec(
-            self.kernel, self.points, self.points, self.uniform, block=self.settings.block
+            self.kernel, self.points, self.points, self.uniform, block_size=self.settings.block_size
         )
 
     def at(self, points: Points) -> "LazyGram":

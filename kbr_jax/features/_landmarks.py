@@ -6,8 +6,6 @@ evaluation jumps where the choice changes; choose once outside the loss and pass
 smooth one.
 """
 
-from typing import Any
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -15,28 +13,29 @@ from jax import lax
 
 from .._checks import as_points, check_alike, check_finite, size
 from .._numerics import jitter, safe_divide
+from .._repr import with_numbers
 from .._typing import Array, Bool, Float, Points
-from ..kernels import AbstractKernel, as_kernel
+from ..kernels import AbstractKernel, KernelLike, as_kernel
 from ._features import AbstractFeatureMap, masked_rows
 
 
 class Landmarks(eqx.Module):
-    """Landmark points.
+    """Landmark points `[r, ...]`. They are differentiable, so inducing points can be learned.
 
-    `active` is False where the rank of the Gram matrix ran out before r points were found.
+    `active` `[r]` is False where the rank of the Gram matrix ran out before r points were found; by
+    default all are active. **Raises:** `ValueError` for points that are empty or not finite.
     """
 
     points: Points
     active: Bool[Array, " r"]
 
+    __repr__ = with_numbers
 
-def given_landmarks(points: Points) -> Landmarks:
-    """The given points `[r, ...]` as landmarks.
-
-    They are differentiable: inducing points can be learned.
-    """
-    points = check_finite(as_points(points, "points"), "points")
-    return Landmarks(points, jnp.ones(size(points), bool))
+    def __init__(self, points: Points, active: Bool[Array, " r"] | None = None):
+        if active is None:
+            points = check_finite(as_points(points, "points"), "points")
+            active = jnp.ones(size(points), bool)
+        self.points, self.active = points, active
 
 
 class LandmarkFeatures(AbstractFeatureMap):
@@ -62,7 +61,7 @@ class LandmarkFeatures(AbstractFeatureMap):
         )
 
     def of_values(self, values: Float[Array, "*b r"]) -> Float[Array, "*b r"]:
-        r"""Codes $L^{-1} v$ of embeddings with values v at the landmarks, as if 0 at inactive ones."""
+        r"""Coordinates $L^{-1} v$ of embeddings with values v at the active landmarks."""
         return _whiten(self.landmarks, self.cholesky, values)
 
     def on_landmarks(self, coordinates: Float[Array, "*b r"]) -> Float[Array, "*b r"]:
@@ -101,7 +100,7 @@ def only_active(matrix: Float[Array, "r r"], active: Bool[Array, " r"]) -> Float
 
 
 def landmark_features(
-    kernel: Any, points: Points, landmarks: Landmarks, mask: Bool[Array, " n"] | None = None
+    kernel: KernelLike, points: Points, landmarks: Landmarks, mask: Bool[Array, " n"] | None = None
 ) -> LandmarkFeatures:
     r"""Features $\phi(x) = L^{-1} k(P, x)$ of given landmarks at a sample.
 

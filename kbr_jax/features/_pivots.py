@@ -232,8 +232,8 @@ def choose_pivots(matrix, candidates, heights, bars, greedy: bool, block: int, r
     Turns go to the largest height that is left (`greedy`, as many as `block`), or to all candidates
     in their order. At most `room` (an array) and `block` (static) are chosen.
 
-    **Returns:** positions of the chosen `[block]`, columns of their Cholesky decomposition `[c,
-    block]`, their number, and the residuals `[c]` that they leave.
+    **Returns:** positions of the chosen `[block]`, columns of their Cholesky decomposition
+    `[c, block]`, their number, and the residuals `[c]` that they leave.
     """
 
     def turn(t, carry):

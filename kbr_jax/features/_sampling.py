@@ -3,7 +3,6 @@ in memory.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -13,7 +12,7 @@ from jax import lax
 from .._checks import as_count, as_points, check_alike, check_finite, size, take
 from .._numerics import squared_distances
 from .._typing import Array, Float, Points, PRNGKeyArray
-from ..kernels import AbstractKernel, as_kernel
+from ..kernels import AbstractKernel, KernelLike, as_kernel
 from ._landmarks import Landmarks
 from ._pivots import draw_indices
 from ._selection import rpcholesky_landmarks
@@ -26,37 +25,36 @@ _SLICE = 4096
 
 
 def kmeanspp_landmarks(
-    x: Points, *, rank: int, key: PRNGKeyArray, kernel: Any = None, iterations: int = 0
+    kernel: KernelLike | None, x: Points, *, rank: int, key: PRNGKeyArray, num_iterations: int = 0
 ) -> Landmarks:
     r"""Landmarks by k-means++ seeding (Arthur and Vassilvitskii 2007), then Lloyd's iterations if
-    asked
-    for.
+    asked for.
 
     The first point is drawn uniformly, each next one in proportion to $D_i^2$, the squared distance
-    of point i to the nearest one drawn: Euclidean, or, with a `kernel`, $k(x, x) - 2 k(x, c) + k(c,
-    c)$ in its space of functions. Lloyd's iterations move every center to the mean of the points
-    nearest to it (Zhang, Tsang and Kwok 2008 take these as landmarks).
+    of point i to the nearest one drawn: Euclidean, or, with a `kernel`,
+    $k(x, x) - 2 k(x, c) + k(c, c)$ in its space of functions. Lloyd's iterations move every center
+    to the mean of the points nearest to it (Zhang, Tsang and Kwok 2008 take these as landmarks).
 
     **Arguments:**
 
+    - `kernel`: measures the distances of the seeding; None for Euclidean ones. Lloyd's iterations
+      are Euclidean in any case.
     - `x`: sample `[n, ...]`; arrays of real coordinates, or any points that the `kernel` takes.
     - `rank`: number r of landmarks, at most n (static). `key`: randomness.
-    - `kernel`: measures the distances of the seeding; Euclidean if None. Lloyd's iterations are
-      Euclidean in any case.
-    - `iterations`: number of Lloyd's iterations (static); only for arrays. A center that loses all
-      its points stays.
+    - `num_iterations`: number of Lloyd's iterations (static); only for arrays. A center that loses
+      all its points stays.
 
     **Returns:** r `Landmarks`, points of the sample for 0 iterations; not `active` where the sample
     holds fewer different points. No gradient flows through them. Seeding costs O(n r d) in r passes
     over the sample and memory O(n d); an iteration O(n r d) and memory O(r) more for each of up to
     4096 points at a time.
 
-    **Raises:** `ValueError` for an empty or non-finite sample, a `rank` above n, `iterations` below
-    0, or points that are not real arrays where distances are Euclidean.
+    **Raises:** `ValueError` for an empty or non-finite sample, a `rank` above n, `num_iterations`
+    below 0, or points that are not real arrays where distances are Euclidean.
     """
     x = check_finite(as_points(x, "x"), "x")
     rank = as_count(rank, "rank", x, "x")
-    iterations = as_count(iterations, "iterations") if iterations != 0 else 0
+    iterations = as_count(num_iterations, "num_iterations") if num_iterations != 0 else 0
     if kernel is not None:
         kernel = as_kernel(kernel)
         kernel.check(x, "x")
@@ -127,7 +125,12 @@ def _lloyd(centers: Array, active: Array, x: Array, iterations: int) -> Array:
 
 
 def streaming_landmarks(
-    kernel: Any, chunks: Iterable[Points], *, rank: int, key: PRNGKeyArray, pool: int | None = None
+    kernel: KernelLike,
+    chunks: Iterable[Points],
+    *,
+    rank: int,
+    key: PRNGKeyArray,
+    pool: int | None = None,
 ) -> Landmarks:
     r"""Landmarks of a sample that comes in chunks and is seen once, in any order.
 

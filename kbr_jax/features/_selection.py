@@ -1,6 +1,5 @@
 """Landmarks by pivoted incomplete Cholesky decomposition, one pivot at a time or in blocks, greedy
-or
-random.
+or random.
 
 With the pivots as landmarks, the features of `landmark_features` at the sample *are* that
 decomposition. The choice is discrete: everything here is behind `stop_gradient`.
@@ -11,8 +10,6 @@ pivot at a time, without reading the whole factor again for each. Random landmar
 without the factor (`rejection_pivots`).
 """
 
-from typing import Any
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -20,9 +17,10 @@ from jax import lax
 
 from .._checks import as_count, as_fraction, as_points, check_finite, size, take
 from .._numerics import matmul
+from .._repr import with_numbers
 from .._typing import Array, Bool, Float, Int, Points, PRNGKeyArray
-from ..kernels import as_kernel
-from ._landmarks import Landmarks, given_landmarks
+from ..kernels import KernelLike, as_kernel
+from ._landmarks import Landmarks
 from ._pivots import choose_pivots, draw_indices, rejection_pivots
 
 #: From this many points on, landmarks are chosen in blocks unless told otherwise: this changes the
@@ -44,8 +42,8 @@ _SHARE = 0.5
 
 class IncompleteCholesky(eqx.Module):
     r"""$K \approx L L^\top$ with `factor` L `[n, r]`, `pivots` `[r]` (indices into the sample, in
-    order
-    of choice), `active` `[r]` (False: the column is zero) and `residual` `[n]`, the diagonal of $K
+    order of choice), `active` `[r]` (False: the column is zero) and `residual` `[n]`, the diagonal
+    of $K
     - L L^\top$.
     """
 
@@ -53,6 +51,8 @@ class IncompleteCholesky(eqx.Module):
     pivots: Int[Array, " r"]
     active: Bool[Array, " r"]
     residual: Float[Array, " n"]
+
+    __repr__ = with_numbers
 
 
 class _State(eqx.Module):
@@ -70,13 +70,13 @@ class _State(eqx.Module):
 
 
 def incomplete_cholesky(
-    kernel: Any,
+    kernel: KernelLike,
     x: Points,
     *,
     rank: int,
     tolerance: float | None = None,
     key: PRNGKeyArray | None = None,
-    block: int = 1,
+    block_size: int = 1,
 ) -> IncompleteCholesky:
     r"""Pivoted incomplete Cholesky decomposition of a Gram matrix that is never formed.
 
@@ -91,30 +91,30 @@ def incomplete_cholesky(
     - `tolerance`: stop once the trace of the residual is at most this fraction of the trace of K;
       by default 1e-12 in float64 and 1e-6 in float32, below which the residual is rounding error.
     - `key`: for random pivots.
-    - `block`: most columns to add at once (static). Random pivots are proposed from the residual at
-      the start of the block and accepted by rejection sampling, which leaves their law unchanged
-      (accelerated RPCholesky: Epperly, Tropp and Webber 2024). Greedy pivots are the largest of the
-      candidates, the 4 `block` points of largest residual at the start of the block, for as long as
-      one is left with half of the largest residual at the start: with 1 the greedy choice itself,
-      with more one of about the same residual trace.
+    - `block_size`: most columns to add at once (static). Random pivots are proposed from the
+      residual at the start of the block and accepted by rejection sampling, which leaves their law
+      unchanged (accelerated RPCholesky: Epperly, Tropp and Webber 2024). Greedy pivots are the
+      largest of the candidates, the 4 `block_size` points of largest residual at the start of the
+      block, for as long as one is left with half of the largest residual at the start: with 1 the
+      greedy choice itself, with more one of about the same residual trace.
 
     **Returns:** an `IncompleteCholesky`. Columns after the stop are zero and not `active`; the
     shape is always `[n, min(r, n)]`. No gradient flows through it; use `landmark_features` for one.
-    Cost O(n r^2 + n r d) and memory O(n (r + block)) for every `block`; a larger one reads the
-    factor r / `block` times instead of r, several times faster for many points.
+    Cost O(n r^2 + n r d) and memory O(n (r + block)) for every `block_size`; a larger one reads the
+    factor r / `block_size` times instead of r, several times faster for many points.
 
     **Raises:** `ValueError` for an empty or non-finite sample, one outside the kernel's domain, or
-    a `rank` or `block` below 1, or a `tolerance` outside [0, 1).
+    a `rank` or `block_size` below 1, or a `tolerance` outside [0, 1).
     """
     kernel, x, rank, share = _checked(kernel, x, rank, tolerance)
-    result = _decompose(kernel, x, rank, share, key, as_count(block, "block"))
+    result = _decompose(kernel, x, rank, share, key, as_count(block_size, "block_size"))
     active = jnp.arange(rank) < result.count
     return IncompleteCholesky(
         jnp.where(active, result.rows[:rank].T, 0), result.pivots[:rank], active, result.residual
     )
 
 
-def _checked(kernel: Any, x: Points, rank: int, tolerance: float | None):
+def _checked(kernel: KernelLike, x: Points, rank: int, tolerance: float | None):
     kernel = as_kernel(kernel)
     x = check_finite(as_points(x, "x"), "x")
     kernel.check(x, "x")
@@ -154,7 +154,7 @@ def _decompose(kernel, x, rank: int, tolerance, key, block: int) -> _State:
 def _add_block(
     kernel, x, diagonal, rank: int, tolerance, keys, block: int, state: _State
 ) -> _State:
-    """Choose up to `block` pivots and write their rows behind those that are filled."""
+    """Choose up to `block_size` pivots and write their rows behind those that are filled."""
     proposals = 1 if block == 1 else min(_PROPOSALS * block, size(x))
     if keys is None:
         candidates = _largest(state.residual, proposals)
@@ -246,46 +246,51 @@ def _largest(residual: Float[Array, " n"], groups: int) -> Int[Array, " c"]:
 
 
 def greedy_landmarks(
-    kernel: Any, x: Points, *, rank: int, tolerance: float | None = None, block: int | None = None
+    kernel: KernelLike,
+    x: Points,
+    *,
+    rank: int,
+    tolerance: float | None = None,
+    block_size: int | None = None,
 ) -> Landmarks:
     """Landmarks by pivoted incomplete Cholesky: each is the point worst explained by those before
     it.
 
     The choice of F11 and S13 for low-rank filters. Arguments, cost and errors:
-    `incomplete_cholesky`; for `block` None, one pivot at a time below 10^4 points and 64 from there
-    on.
+    `incomplete_cholesky`; for `block_size` None, one pivot at a time below 10^4 points and 64 from
+    there on.
     """
     kernel, x, rank, share = _checked(kernel, x, rank, tolerance)
-    result = _decompose(kernel, x, rank, share, None, _as_block(block, x, _MANY))
+    result = _decompose(kernel, x, rank, share, None, _as_block(block_size, x, _MANY))
     return Landmarks(take(x, result.pivots[:rank]), jnp.arange(rank) < result.count)
 
 
 def rpcholesky_landmarks(
-    kernel: Any,
+    kernel: KernelLike,
     x: Points,
     *,
     rank: int,
     key: PRNGKeyArray,
     tolerance: float | None = None,
-    block: int | None = None,
+    block_size: int | None = None,
 ) -> Landmarks:
     """Landmarks by randomly pivoted Cholesky: drawn in proportion to the residual, so outliers do
-    not
-    take over.
+    not take over.
 
-    Arguments and errors: `incomplete_cholesky`. With `block` 1, one pivot at a time, at its cost.
-    Otherwise of the same law (but other draws), without the factor: `block` points at a time are
-    proposed in proportion to residuals computed earlier, and accepted with the share that is left
-    of theirs (Epperly and Moreno 2023; in blocks: Epperly, Tropp and Webber 2024). A proposal costs
-    O((r + block)^2 + r d), whatever n is; all residuals are computed anew, O(n r^2 + n r d), when
-    about n / 16 proposals have been refused, and at the end if the tolerance may have been reached.
-    Memory O(n + (r + block)^2). For `block` None, 1 below 4000 points and 64 from there on.
+    Arguments and errors: `incomplete_cholesky`. With `block_size` 1, one pivot at a time, at its
+    cost. Otherwise of the same law (but other draws), without the factor: `block_size` points at a
+    time are proposed in proportion to residuals computed earlier, and accepted with the share that
+    is left of theirs (Epperly and Moreno 2023; in blocks: Epperly, Tropp and Webber 2024). A
+    proposal costs O((r + block)^2 + r d), whatever n is; all residuals are computed anew, O(n r^2 +
+    n r d), when about n / 16 proposals have been refused, and at the end if the tolerance may have
+    been reached. Memory O(n + (r + block)^2). For `block_size` None, 1 below 4000 points and 64
+    from there on.
 
     **Returns:** min(r, n) `Landmarks` in the order of choice; not `active` after the stop. No
     gradient flows through them.
     """
     kernel, x, rank, share = _checked(kernel, x, rank, tolerance)
-    block = _as_block(block, x, _MANY_RANDOM)
+    block = _as_block(block_size, x, _MANY_RANDOM)
     if block == 1:
         result = _decompose(kernel, x, rank, share, key, 1)
         pivots, count = result.pivots, result.count
@@ -295,12 +300,18 @@ def rpcholesky_landmarks(
     return Landmarks(take(x, pivots[:rank]), jnp.arange(rank) < count)
 
 
-def _as_block(block: int | None, x: Points, many: int) -> int:
-    return as_count(block, "block") if block is not None else _BLOCK if size(x) >= many else 1
+def _as_block(block_size: int | None, x: Points, many: int) -> int:
+    return (
+        as_count(block_size, "block_size")
+        if block_size is not None
+        else _BLOCK
+        if size(x) >= many
+        else 1
+    )
 
 
 def uniform_landmarks(x: Points, *, rank: int, key: PRNGKeyArray) -> Landmarks:
     """A uniform subsample of `rank` points without replacement, O(n)."""
     x = as_points(x, "x")
     rank = as_count(rank, "rank", x, "x")
-    return given_landmarks(take(x, jax.random.choice(key, size(x), (rank,), replace=False)))
+    return Landmarks(take(x, jax.random.choice(key, size(x), (rank,), replace=False)))

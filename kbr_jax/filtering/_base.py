@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._checks import as_count, as_positive, take
+from .._repr import with_numbers
 from .._typing import Array, ArrayLike, Bool, Float, Point, Points
 from ..embedding import Embedding
 from ..rules import AbstractConditional
@@ -35,16 +36,15 @@ class FilterOutput(eqx.Module):
     restarted: Bool[Array, "*time"]
     state: Any = None
 
-    def __repr__(self) -> str:
-        return eqx.tree_pformat(self, short_arrays=False)
+    __repr__ = with_numbers
 
 
 class AbstractFilter(eqx.Module):
     """A recursive estimate of a hidden state.
 
-    A fitted filter stores what its kernels imply: fit inside a loss. Filters are pytrees. The
-    verbs of this module take them under `jit`, `vmap` (over observations, states, or whole
-    filters) and `grad`.
+    A fitted filter stores what its kernels imply: fit inside a loss. Filters are pytrees. The verbs
+    of this module take them under `jit`, `vmap` (over observations, states, or whole filters) and
+    `grad`.
     """
 
     @abc.abstractmethod
@@ -131,9 +131,9 @@ def filter_step(
 ) -> tuple[Any, FilterOutput]:
     """Advance by one observation, online: `jax.jit(filter_step)(filt, state, observation)`.
 
-    **Arguments:** `state` from `init_filter` or the last step; `observation`, one point;
-    `control`, the input that acts from this step to the next; `observed`, False for a missing
-    observation (its value, NaN included, is ignored).
+    **Arguments:** `state` from `init_filter` or the last step; `observation`, one point; `control`,
+    the input that acts from this step to the next; `observed`, False for a missing observation (its
+    value, NaN included, is ignored).
 
     **Returns:** the next state, and a `FilterOutput`. Cost: see the filter.
 
@@ -161,8 +161,8 @@ def init_from_observation(
     **Arguments:** `observation`, one point; `regularizer`: epsilon > 0; `control`, the input that
     acts after it.
 
-    **Returns:** the state for the second observation, and a `FilterOutput`. Cost O(n^3) exact,
-    O(n r^2 + r^3) with landmarks.
+    **Returns:** the state for the second observation, and a `FilterOutput`. Cost O(n^3) exact, O(n
+    r^2 + r^3) with landmarks.
     """
     observation, control = (
         jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], part) for part in (observation, control)

@@ -12,7 +12,7 @@ from .._checks import as_fraction, as_positive, as_regularizer, check_same_size,
 from .._numerics import AbstractFactor
 from .._typing import Array, ArrayLike, Bool, Float, Point, Points
 from ..embedding import Embedding
-from ..kernels import as_kernel
+from ..kernels import KernelLike, as_kernel
 from ..rules import Clipping
 from ._base import AbstractFilter, AbstractSmoother, FilterOutput
 from ._discriminant import DiscriminantLikelihood, fit_discriminant
@@ -140,7 +140,9 @@ def alternative(
     return belief, prior, jnp.sum(own) > 0
 
 
-def _near(kernel: Any, estimate: Point, points: Points, exclusion: Array) -> Bool[Array, " m"]:
+def _near(
+    kernel: KernelLike, estimate: Point, points: Points, exclusion: Array
+) -> Bool[Array, " m"]:
     point = jax.tree.map(lambda leaf: leaf[None], estimate)
     column = kernel.gram(point, points)[0]
     return column > exclusion.astype(column.dtype) * kernel.diagonal(point)[0]
@@ -152,7 +154,7 @@ def fit_cusum_restart(
     features: Callable[[Point], Array],
     decode: Callable[[Embedding], Point],
     *,
-    kernel: Any,
+    kernel: KernelLike,
     regularizer: ArrayLike,
     observation_regularizer: ArrayLike,
     exclusion: ArrayLike = 0.05,

@@ -1,7 +1,5 @@
 """A discriminant between true states and look-alikes, with Student's likelihood."""
 
-from typing import Any
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -18,7 +16,7 @@ from .._checks import (
 )
 from .._numerics import matmul, psd_factor
 from .._typing import Array, ArrayLike, Float, Int, Point, Points
-from ..kernels import AbstractKernel, as_kernel
+from ..kernels import AbstractKernel, KernelLike, as_kernel
 
 #: Share of the mean variance that is added to every direction of the residuals' covariance.
 SHRINKAGE = 1e-3
@@ -31,8 +29,9 @@ class DiscriminantLikelihood(eqx.Module):
     the observations, and for each i an alternative $r_i$: another state that the observation could
     be taken for.
 
-    - Regression with kernel k, $A = G + n \varepsilon I$: $m(s) = \bar y + k(S, s)^\top A^{-1}
-      (Y - \bar y)$ with $\sigma^2(s) = k(s, s) + n \varepsilon - k(S, s)^\top A^{-1} k(S, s)$.
+    - Regression with kernel k, $A = G + n \varepsilon I$:
+      $m(s) = \bar y + k(S, s)^\top A^{-1} (Y - \bar y)$ with
+      $\sigma^2(s) = k(s, s) + n \varepsilon - k(S, s)^\top A^{-1} k(S, s)$.
     - Residuals of the truth $z_i = (y_i - m_{-i}(s_i)) / \sigma_{-i}(s_i)$, where $m_{-i}$ has not
       seen the block of i in time, and of the alternative $z'_i = (y_i - m(r_i)) / \sigma(r_i)$.
       Their second moments are C (with 1e-3 of its mean variance added to every direction) and C'.
@@ -69,7 +68,7 @@ class DiscriminantLikelihood(eqx.Module):
 
 
 def fit_discriminant(
-    kernel: Any,
+    kernel: KernelLike,
     states: Points,
     features: ArrayLike,
     alternatives: Points,
@@ -147,9 +146,8 @@ def _variances(kernel, points, columns, inverse, noise) -> Float[Array, " m"]:
 
 
 def _held_out(inverse, coefficients, block: int) -> Float[Array, "n p"]:
-    """Standardised residuals of each point, predicted without its block: $(A^{-1}_{bb})^{-1}
-    (A^{-1}
-    Y)_b$ and its variance.
+    """Standardised residuals of each point, predicted without its block:
+    $(A^{-1}_{bb})^{-1} (A^{-1} Y)_b$ and its variance.
 
     The last block may reach back into the block before; then only its new rows are used.
     """

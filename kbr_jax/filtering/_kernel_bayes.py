@@ -11,7 +11,7 @@ from .._numerics import matmul, safe_divide
 from .._typing import Array, ArrayLike, Bool, Float, Points
 from ..embedding import Embedding, mean
 from ..features import FeatureChoice
-from ..kernels import as_kernel
+from ..kernels import KernelLike, as_kernel
 from ..rules import (
     AbstractConditional,
     AbstractEmission,
@@ -57,20 +57,19 @@ class KernelBayesFilter(AbstractFilter):
 
     - `emission`: of `fit_conditional(kernel_s, kernel_o, states, observations)`, of the same in
       `kbr_jax.moments`, or a `KnownLikelihood`.
-    - `transition`: of `fit_conditional(kernel_s, kernel_s, states, successors)`, or with inputs
-      of `fit_conditional(TensorProduct((kernel_s, kernel_u)), kernel_s, (states, inputs),
-      successors)`; or a `SimulatedTransition` or `GaussianTransition`. None for moments that
-      `shift`.
-    - `regularizer`: delta > 0 of Bayes' rule (see `bayes_rule`). Small is sharp but brittle.
-      Unused with a `KnownLikelihood`.
+    - `transition`: of `fit_conditional(kernel_s, kernel_s, states, successors)`, or with inputs of
+      `fit_conditional(TensorProduct((kernel_s, kernel_u)), kernel_s, (states, inputs), next)`;
+      or a `SimulatedTransition` or `GaussianTransition`. None for moments that `shift`.
+    - `regularizer`: delta > 0 of Bayes' rule (see `bayes_rule`). Small is sharp but brittle. Unused
+      with a `KnownLikelihood`.
     - `estimator`: of Bayes' rule. `"prior"` keeps its belief on the successors of `transition`.
     - `clipping`: of the prior's weights; `Clipping(False, 0.0, False)` is the filter as printed.
     - `shift`: move weights to the successors. The states of both models must then be the same.
     - `max_active`: let Bayes' rule use only that many prior weights (static), the ones that are
       largest times the likelihood. `FilterOutput.discarded` reports the mass that it cuts.
 
-    Cost of a step: O(n^3) exact; O(n r^2 + r^3) with r landmarks of the observations;
-    O(k r^2 + r^3) with k active weights; O(K q^2 + q^3 + K q p) with moments, whatever n is.
+    Cost of a step: O(n^3) exact; O(n r^2 + r^3) with r landmarks of the observations; O(k r^2 +
+    r^3) with k active weights; O(K q^2 + q^3 + K q p) with moments, whatever n is.
 
     **Raises:** `ValueError` for options that exclude each other, and for models of other states.
     """
@@ -242,8 +241,8 @@ def _check_options(emission, transition, regularizer, estimator, clipping, shift
 
 
 def fit_filter(
-    kernel_states: Any,
-    kernel_observations: Any,
+    kernel_states: KernelLike,
+    kernel_observations: KernelLike,
     states: Points,
     observations: Points,
     *,

@@ -24,7 +24,7 @@ from .._checks import (
 from .._numerics import AbstractFactor, matmul
 from .._typing import Array, ArrayLike, Float, Int, Points, PRNGKeyArray
 from ..features import AbstractFeatures, FeatureChoice, LandmarkFeatures, fit_features
-from ..kernels import Gaussian, as_kernel
+from ..kernels import Gaussian, KernelLike, as_kernel
 from ..rules import AbstractEmission, AbstractSampleEmission, ConditionalEmbedding
 from ._base import AbstractSmoother, no_controls
 from ._transitions import AbstractTransition
@@ -287,7 +287,7 @@ class KnownLikelihood(AbstractSampleEmission):
 
 
 def known_likelihood(
-    kernel: Any,
+    kernel: KernelLike,
     states: Points,
     log_likelihood: Callable[[Any, Any], ArrayLike],
     *,
@@ -298,9 +298,9 @@ def known_likelihood(
     r"""Make an emission model from a known likelihood and training states.
 
     **Arguments:** `kernel` and training `states` `[n, ...]`; `log_likelihood(observation, state)`,
-    the logarithm of $p(o | s)$ up to a term that does not depend on the state (an
-    `equinox.Module` if it has parameters); `regularizer`: epsilon > 0 in `G + n epsilon I`;
-    `landmarks` and `mask` as in `fit_conditional`.
+    the logarithm of $p(o | s)$ up to a term that does not depend on the state (an `equinox.Module`
+    if it has parameters); `regularizer`: epsilon > 0 in `G + n epsilon I`; `landmarks` and `mask`
+    as in `fit_conditional`.
 
     **Returns:** a `KnownLikelihood`, the `emission` of a `KernelBayesFilter`. Cost O(n^3) exact,
     O(n r^2) with landmarks; n likelihoods for each observation.

@@ -74,7 +74,8 @@ def as_transitions(
 def _check_one_sequence(states: Points, observations: Points) -> None:
     """Raise a `ValueError` for several trajectories given as if they were one sequence."""
     remedy = (
-        "holds several trajectories. Concatenate them along time, and pass the `successors` of their "
+        "holds several trajectories. Concatenate them along time, and pass the `successors` of "
+        "their "
         "states: the last state of each trajectory has none."
     )
     if isinstance(states, list):

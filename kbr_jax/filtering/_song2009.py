@@ -10,7 +10,7 @@ from .._numerics import AbstractFactor, matmul
 from .._typing import Array, ArrayLike, Bool, Float, Points
 from ..embedding import Embedding, mean, normalized
 from ..features import AbstractFeatureMap, AbstractFeatures, DenseGram, FeatureChoice, fit_features
-from ..kernels import AbstractKernel, DirectSum, as_kernel
+from ..kernels import AbstractKernel, DirectSum, KernelLike, as_kernel
 from ..rules import (
     ConditionalEmbedding,
     centered_weights,
@@ -151,8 +151,8 @@ class ConditionalEmbeddingFilter(AbstractFilter):
 
 
 def fit_conditional_embedding_filter(
-    kernel_states: Any,
-    kernel_observations: Any,
+    kernel_states: KernelLike,
+    kernel_observations: KernelLike,
     states: Points,
     observations: Points,
     *,

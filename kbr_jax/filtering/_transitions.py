@@ -27,7 +27,7 @@ class AbstractTransition(eqx.Module):
     def forward(
         self, emission: AbstractEmission, belief: Any, control: Any
     ) -> tuple[Float[Array, " p"], Float[Array, " n"] | None]:
-        """Coordinates of the predicted embedding, and its weights on the successors if it has any."""
+        """Coordinates of the predicted embedding, and its weights on successors if it has any."""
 
     @abc.abstractmethod
     def smoother(self, emission: AbstractEmission, points: Points) -> AbstractSmoother:

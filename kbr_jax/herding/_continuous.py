@@ -21,16 +21,17 @@ _NEWTON_STEPS = 5
 def herd_continuous(
     embedding: Embedding,
     *,
-    count: int,
+    num_points: int,
     starts: Points | None = None,
     num_starts: int = 5,
-    steps: int = 50,
+    num_steps: int = 50,
     learning_rate: ArrayLike = 0.05,
     lower: ArrayLike | None = None,
     upper: ArrayLike | None = None,
 ) -> HerdingResult:
-    r"""The rule "greedy" of `herd` over all of space or a box: the k-th point maximizes $\eta(z) -
-    \frac1k \sum_{i<k} k(z, z_i) - \frac{1}{2k} k(z, z)$ (L15 eq 9 where k(z, z) is constant).
+    r"""The rule "greedy" of `herd` over all of space or a box: the k-th point maximizes
+    $\eta(z) - \frac1k \sum_{i<k} k(z, z_i) - \frac{1}{2k} k(z, z)$ (L15 eq 9 where k(z, z) is
+    constant).
 
     Each maximum is sought by gradient ascent (Adam) from the best `num_starts` of the `starts`
     (all, if there are fewer), then by Newton steps, taken only where they go up.
@@ -38,12 +39,11 @@ def herd_continuous(
     **Arguments:**
 
     - `embedding`: unbatched, on real points (one array).
-    - `count`, `num_starts`, `steps` of Adam (static). `learning_rate`: of Adam, in units of the
-      points, decaying to 0.
+    - `num_points`, `num_starts`, `num_steps` of Adam (static). `learning_rate`: of Adam, in units
+      of the points, decaying to 0.
     - `starts`: `[s, ...]`, by default the embedding's points; a grid finds more of the maxima.
     - `lower`, `upper`: bounds of the box, numbers or one per coordinate. An embedding that has lost
-      mass sends points to the ends of its domain: give it one, or restore the mass
-      (`extrapolate(..., normalize=True)`).
+      mass sends points to the ends of its domain: give it one, or `normalize` it first.
 
     **Returns:** a `HerdingResult` without `index`, in the wider dtype of the embedding's points and
     weights. Cost O(m num_starts steps (n + m) d), in one compiled scan.
@@ -74,9 +74,9 @@ def herd_continuous(
         rate,
         low,
         high,
-        as_count(count, "count"),
+        as_count(num_points, "num_points"),
         num_starts,
-        as_count(steps, "steps"),
+        as_count(num_steps, "num_steps"),
     )
 
 

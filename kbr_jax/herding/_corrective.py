@@ -29,7 +29,7 @@ def kernel_row(
 def corrective(
     kernel: AbstractKernel, points: Points, target: Float[Array, " c"], diagonal, count: int
 ):
-    """The rule "corrective" of `herd`: indices, weights and objectives."""
+    """The rule "min-norm-point" of `herd`: indices, weights and objectives."""
     dtype = target.dtype
 
     def step(carry, k):
@@ -105,7 +105,7 @@ def _min_norm(gram, goal, weights, active: Bool[Array, " m"]):
 
 
 def free(kernel: AbstractKernel, points: Points, target: Float[Array, " c"], diagonal, count: int):
-    """The rule "free" of `herd`.
+    """The rule "sbq" of `herd`.
 
     Indices, weights and objectives, through the Newton basis of the chosen points.
     """

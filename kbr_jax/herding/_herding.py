@@ -11,12 +11,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._checks import as_count, as_points, check_alike, take
+from .._repr import with_numbers
 from .._typing import Array, Float, Int, Points
 from ..embedding import Embedding, check_unbatched
 from ..kernels import AbstractKernel, gram_matvec
 from ._corrective import corrective, free, kernel_row
 
-Rule = Literal["greedy", "printed", "line-search", "corrective", "free"]
+Rule = Literal["greedy", "chen2010", "line-search", "min-norm-point", "sbq"]
 
 
 class HerdingResult(eqx.Module):
@@ -32,41 +33,48 @@ class HerdingResult(eqx.Module):
     index: Int[Array, " m"] | None
     objective: Float[Array, " m"]
 
+    __repr__ = with_numbers
+
 
 def herd(
-    embedding: Embedding, candidates: Points | None = None, *, count: int, rule: Rule = "greedy"
+    embedding: Embedding,
+    candidates: Points | None = None,
+    *,
+    num_points: int,
+    rule: Rule = "greedy",
 ) -> HerdingResult:
-    r"""Choose `count` m of the candidates so that their embedding follows $\eta = \sum_i w_i k(x_i,
-    \cdot)$, whose weights may have any sign: a projection of $\eta$ onto distributions. The k-th
-    point is, by `rule`,
+    r"""Choose `num_points` m of the candidates so that their embedding follows
+    $\eta = \sum_i w_i k(x_i, \cdot)$, whose weights may have any sign: a projection of $\eta$ onto
+    distributions. The k-th point is, by `rule`,
 
-    - "greedy": $\operatorname{argmax}_z \eta(z) - \frac1k \sum_{i<k} k(z, z_i) - \frac{1}{2k} k(z,
-      z)$, the point that brings $\frac1k \sum_{i \le k} \phi(z_i)$ closest to $\eta$. If k(z, z) is
-      constant this is L15 eq 9.
-    - "printed": L15 eq 9, without $k(z, z)$.
+    - "greedy":
+      $\operatorname{argmax}_z \eta(z) - \frac1k \sum_{i<k} k(z, z_i) - \frac{1}{2k} k(z, z)$, the
+      point that brings $\frac1k \sum_{i \le k} \phi(z_i)$ closest to $\eta$. If k(z, z) is constant
+      this is L15 eq 9.
+    - "chen2010": L15 eq 9 as printed, without $k(z, z)$ (Chen, Welling and Smola 2010).
     - "line-search": $\operatorname{argmax}_z \langle \eta - \mu_{k-1}, \phi(z) \rangle$; then
       $\mu_k$ is the point nearest to $\eta$ between $\mu_{k-1}$ and $\phi(z)$ (Frank-Wolfe; Bach,
       Lacoste-Julien and Obozinski 2012).
-    - "corrective": the same point; then all weights anew, the best non-negative ones of sum 1
+    - "min-norm-point": the same point; then all weights anew, the best non-negative ones of sum 1
       (Wolfe's min-norm point). With enough points it ends at the projection of $\eta$ onto the
       distributions on the candidates.
-    - "free": the point that lessens the distance most when all weights are the best of any sign (as
-      in Bayesian quadrature).
+    - "sbq": the point that lessens the distance most when all weights are the best of any sign
+      (sequential Bayesian quadrature; Huszar and Duvenaud 2012).
 
     The first two have uniform weights 1 / m: samples. The others reach the same distance with fewer
     points.
 
     **Arguments:** `embedding`, unbatched; `candidates` `[c, ...]`: a grid, a sample, by default the
-    embedding's own points; `count` and `rule` are static.
+    embedding's own points; `num_points` and `rule` are static.
 
     **Returns:** a `HerdingResult`. Cost O(n c d) for $\eta$ at the candidates and O(m c d) for the
-    choice, in one compiled scan; further O(m^2 c) for the last two, and O(m^4) for "corrective".
-    Memory O(c), O(m c) for the last two. The choice is discrete: there is no gradient of `index`.
-    Weights and objective have that of the choice as it is; the weights of "corrective" that of the
-    best ones on the points whose weight is not 0.
+    choice, in one compiled scan; further O(m^2 c) for the last two, and O(m^4) for
+    "min-norm-point". Memory O(c), O(m c) for the last two. The choice is discrete: there is no
+    gradient of `index`. Weights and objective have that of the choice as it is; the weights of
+    "min-norm-point" that of the best ones on the points whose weight is not 0.
 
-    **Raises:** `ValueError` for a batch, candidates of another kind, a `count` < 1, or an unknown
-    rule; with "free", for more points than candidates.
+    **Raises:** `ValueError` for a batch, candidates of another kind, a `num_points` < 1, or an
+    unknown rule; with "sbq", for more points than candidates.
     """
     check_unbatched(embedding, "embedding")
     if rule not in get_args(Rule):
@@ -75,7 +83,7 @@ def herd(
     points = embedding.points if candidates is None else as_points(candidates, "candidates")
     check_alike(points, "candidates", embedding.points, "embedding.points")
     kernel.check(points, "candidates")
-    count = as_count(count, "count", points if rule == "free" else None, "candidates")
+    count = as_count(num_points, "num_points", points if rule == "sbq" else None, "candidates")
     return _herd(kernel, embedding, points, count, rule)
 
 
@@ -85,12 +93,12 @@ def _herd(
 ) -> HerdingResult:
     target = gram_matvec(kernel, points, embedding.points, embedding.weights)
     diagonal = kernel.diagonal(points).astype(target.dtype)
-    if rule in ("greedy", "printed"):
+    if rule in ("greedy", "chen2010"):
         index, weights, objective = _uniform(
             kernel, points, target, diagonal, count, rule == "greedy"
         )
     else:
-        choose = {"line-search": _line_search, "corrective": corrective, "free": free}[rule]
+        choose = {"line-search": _line_search, "min-norm-point": corrective, "sbq": free}[rule]
         index, weights, objective = choose(kernel, points, target, diagonal, count)
     return HerdingResult(Embedding(kernel, take(points, index), weights), index, objective)
 

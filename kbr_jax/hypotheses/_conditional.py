@@ -2,8 +2,6 @@ r"""Are two variables independent given a third? The kernel conditional test (Zh
 and Schoelkopf 2011).
 """
 
-from typing import Any
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -11,21 +9,21 @@ import jax.numpy as jnp
 from .._checks import as_count, as_points, as_regularizer, check_finite, check_same_size, size
 from .._numerics import matmul, psd_factor
 from .._typing import Array, ArrayLike, Float, Points, PRNGKeyArray
-from ..kernels import AbstractKernel, as_kernel
+from ..kernels import AbstractKernel, KernelLike, as_kernel
 from ._results import TestResult, centered, from_null, of_residuals, simulate
 
 
 def conditional_independence_test(
-    kernel_x: Any,
-    kernel_y: Any,
-    kernel_z: Any,
+    kernel_x: KernelLike,
+    kernel_y: KernelLike,
+    kernel_z: KernelLike,
     x: Points,
     y: Points,
     z: Points,
     *,
     regularizer: ArrayLike,
     key: PRNGKeyArray,
-    draws: int = 1000,
+    num_draws: int = 1000,
 ) -> TestResult:
     r"""Test whether X and Y are independent given Z, from n triples.
 
@@ -46,7 +44,7 @@ def conditional_independence_test(
     - `regularizer`: lambda of the regressions on Z: `K + n regularizer I`. It must follow Z well
       enough: too large a value leaves some of its influence in both residuals, and the test then
       rejects too often. 1e-3 or less for n in the hundreds.
-    - `key`, `draws` B (static): of the null distribution.
+    - `key`, `num_draws` B (static): of the null distribution.
 
     **Returns:** a `TestResult`. Cost O(n^3 + B n^2). The level holds for large n, not exactly.
 
@@ -65,7 +63,7 @@ def conditional_independence_test(
         raise ValueError("A conditional independence test needs at least 4 triples.")
     dtype = jax.eval_shape(kernels[0].diagonal, samples[0]).dtype
     ridge = as_regularizer(regularizer, "regularizer", dtype)
-    return from_null(*_run(kernels, tuple(samples), ridge, key, as_count(draws, "draws")))
+    return from_null(*_run(kernels, tuple(samples), ridge, key, as_count(num_draws, "num_draws")))
 
 
 @eqx.filter_jit

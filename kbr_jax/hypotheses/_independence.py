@@ -3,7 +3,6 @@ et al. 2008).
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -15,7 +14,7 @@ from .._numerics import matmul
 from .._typing import Array, Float, Points, PRNGKeyArray
 from ..embedding import embed_joint
 from ..features import FeatureChoice, fit_features
-from ..kernels import AbstractKernel
+from ..kernels import AbstractKernel, KernelLike
 from ._results import TestResult, centered, from_null, relevant, simulate
 
 #: Of the columns of a Gram matrix, of which only the lower triangle is permuted.
@@ -23,23 +22,22 @@ _BLOCKS = 8
 
 
 def independence_test(
-    kernel_x: Any,
-    kernel_y: Any,
+    kernel_x: KernelLike,
+    kernel_y: KernelLike,
     x: Points,
     y: Points,
     *,
     key: PRNGKeyArray,
-    draws: int = 1000,
+    num_permutations: int = 1000,
     landmarks: FeatureChoice = None,
 ) -> TestResult:
-    r"""Test whether X and Y are independent, from n pairs: $\mathrm{HSIC} = \operatorname{tr}(K H L
-    H)
-    / n^2$ under permutations of y.
+    r"""Test whether X and Y are independent, from n pairs:
+    $\mathrm{HSIC} = \operatorname{tr}(K H L H) / n^2$ under permutations of y.
 
     **Arguments:**
 
     - `kernel_x`, `kernel_y`: of any two domains. `x`, `y`: n pairs. `key`: of the permutations.
-    - `draws`: B, permutations (static); the smallest p-value is 1 / (B + 1).
+    - `num_permutations`: B, permutations (static); the smallest p-value is 1 / (B + 1).
     - `landmarks`: the rank r of greedy landmarks for features of each variable: the criterion of
       the low-rank kernels, $|\Phi^\top H \Psi|^2 / n^2$. Then a permutation costs O(n r^2) instead
       of n^2 memory accesses; the level stays exact.
@@ -52,7 +50,7 @@ def independence_test(
     if size(joint.x) < 2:
         raise ValueError("An independence test needs at least 2 pairs.")
     kernels = joint.kernel_x, joint.kernel_y
-    draws = as_count(draws, "draws")
+    draws = as_count(num_permutations, "num_permutations")
     if landmarks is None:
         return from_null(*_exact(kernels, joint.x, joint.y, key, draws))
     phi, psi = (

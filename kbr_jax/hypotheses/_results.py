@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from .._repr import with_numbers
 from .._typing import Array, Float, PRNGKeyArray
 
 #: Draws of the null distribution that are computed side by side.
@@ -33,6 +34,8 @@ class TestResult(eqx.Module):
     p_value: Float[Array, "*points"]
     statistic: Float[Array, "..."]
     null: Float[Array, "..."]
+
+    __repr__ = with_numbers
 
 
 def simulate(
@@ -91,8 +94,7 @@ def from_null(
     magnitude: Float[Array, "*kernels"],
 ) -> TestResult:
     r"""The p-value $(1 + \#\{b : T_b \ge T\}) / (1 + B)$, exact for permutations; `magnitude` of
-    the
-    terms of T: see `rounding`.
+    the terms of T: see `rounding`.
 
     With several kernels T is first replaced by its own rank among all $1 + B$ values, kernel by
     kernel; the least p-value over kernels is then compared with those of the permutations, which

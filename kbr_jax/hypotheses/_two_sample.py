@@ -14,7 +14,7 @@ from jax.scipy.stats import norm
 from .._checks import as_count, as_points, check_alike, check_finite, check_same_size, size
 from .._numerics import matmul, safe_sqrt
 from .._typing import Array, Float, Points, PRNGKeyArray
-from ..kernels import AbstractKernel, as_kernel
+from ..kernels import AbstractKernel, KernelLike, as_kernel
 from ._results import TestResult, centered, from_null, relevant, rounding, simulate
 
 
@@ -43,12 +43,11 @@ def two_sample_test(
     y: Points,
     *,
     key: PRNGKeyArray,
-    draws: int = 1000,
-    null: Literal["permutation", "wild bootstrap"] = "permutation",
+    num_permutations: int = 1000,
+    null: Literal["permutation", "signs"] = "permutation",
 ) -> TestResult:
     r"""Test whether x and y are samples of one distribution, by the unbiased squared MMD (Gretton
-    et
-    al. 2012, eq 3),
+    et al. 2012, eq 3),
 
     $$ \frac{1}{n (n - 1)} \sum_{i \ne j} k(x_i, x_j) + \frac{1}{m (m - 1)} \sum_{i \ne j} k(y_i,
        y_j)
@@ -61,10 +60,12 @@ def two_sample_test(
       (as MMDAgg, Schrab et al. 2023), and needs no split of the data. To choose one by `mmd_power`,
       do it on other points than those tested.
     - `x`, `y`: samples of n and m points. `key`: of the permutations.
-    - `draws`: B, of the null distribution (static); the smallest p-value is 1 / (B + 1).
-    - `null`: "permutation" of the pooled sample, exact at any size; "wild bootstrap": random signs
-      $\epsilon_i$ on the pairs $h_{ij} = k(x_i, x_j) + k(y_i, y_j) - k(x_i, y_j) - k(x_j, y_i)$,
-      for n = m; then $x_i$ and $y_i$ may depend on each other.
+    - `num_permutations`: B, draws of the null distribution (static); the smallest p-value is 1 / (B
+      + 1).
+    - `null`: "permutation" of the pooled sample, exact at any size; "signs": independent random
+      signs $\epsilon_i$ on the pairs
+      $h_{ij} = k(x_i, x_j) + k(y_i, y_j) - k(x_i, y_j) - k(x_j, y_i)$, for n = m; then $x_i$ and
+      $y_i$ may depend on each other.
 
     **Returns:** a `TestResult`. One compiled program; cost O((n + m)^2 (d + B)) for each kernel,
     all permutations in a few matrix products; memory O((n + m)^2).
@@ -73,14 +74,14 @@ def two_sample_test(
     bootstrap", of different sizes.
     """
     kernels, x, y = _checked(kernel, x, y)
-    if null == "wild bootstrap":
+    if null == "signs":
         check_same_size(y, "y", x, "x")
         run = _signs
     elif null == "permutation":
         run = _permutations
     else:
-        raise ValueError(f'`null` must be "permutation" or "wild bootstrap", got {null!r}.')
-    found = run(kernels, x, y, key, as_count(draws, "draws"))
+        raise ValueError(f'`null` must be "permutation" or "signs", got {null!r}.')
+    found = run(kernels, x, y, key, as_count(num_permutations, "num_permutations"))
     return from_null(
         *(found if isinstance(kernel, (list, tuple)) else (part[..., 0] for part in found))
     )
@@ -144,29 +145,30 @@ def _pairs(kernel: AbstractKernel, x: Points, y: Points) -> Float[Array, "n n"]:
     return h * (1 - jnp.eye(h.shape[0], dtype=h.dtype))
 
 
-def block_two_sample_test(kernel: Any, x: Points, y: Points, *, block: int = 2) -> TestResult:
+def block_two_sample_test(
+    kernel: KernelLike, x: Points, y: Points, *, block_size: int = 2
+) -> TestResult:
     r"""Test in linear time: the mean of the unbiased MMD of blocks of points, which is normal for
-    many
-    blocks (B-test: Zaremba, Gretton and Blaschko 2013; blocks of 2: the linear-time statistic of
-    Gretton et al. 2012, section 6).
+    many blocks (B-test: Zaremba, Gretton and Blaschko 2013; blocks of 2: the linear-time statistic
+    of Gretton et al. 2012, section 6).
 
-    **Arguments:** `kernel`; `x`, `y`, samples of one size n, in random order; `block`: points of
-    each sample in a block (static), 2 to n / 2; the root of n is a good choice. Points beyond the
-    last whole block are not used.
+    **Arguments:** `kernel`; `x`, `y`, samples of one size n, in random order; `block_size`: points
+    of each sample in a block (static), 2 to n / 2; the root of n is a good choice. Points beyond
+    the last whole block are not used.
 
-    **Returns:** a `TestResult` with the one-sided p-value $1 - \Phi(\sqrt{n / b}\, \bar\eta /
-    \hat\sigma)$; where all blocks agree to the last digit, 0, 1/2 or 1 by the sign of the
-    statistic. Cost O(n b d).
+    **Returns:** a `TestResult` with the one-sided p-value
+    $1 - \Phi(\sqrt{n / b}\, \bar\eta / \hat\sigma)$; where all blocks agree to the last digit, 0,
+    1/2 or 1 by the sign of the statistic. Cost O(n b d).
 
     **Raises:** `ValueError` for samples of different sizes, or fewer than two blocks.
     """
     (kernel,), x, y = _checked(kernel, x, y)
     check_same_size(y, "y", x, "x")
-    block = as_count(block, "block")
+    block = as_count(block_size, "block_size")
     count = size(x) // block
     if block < 2 or count < 2:
         raise ValueError(
-            f"`block` = {block} must be at least 2 and leave at least two blocks of {size(x)} "
+            f"`block_size` = {block} must be at least 2 and leave at least two blocks of {size(x)} "
             f"points."
         )
     return _blocks(kernel, x, y, block, count)

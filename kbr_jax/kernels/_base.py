@@ -1,12 +1,14 @@
 """What a kernel is: a function of two points, and the Gram matrices that follow from it."""
 
 import abc
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
 import jax
 
 from .._checks import as_float, as_points, as_positive, check_alike
+from .._repr import with_numbers
 from .._typing import Array, ArrayLike, Float, Point, Points
 
 
@@ -35,6 +37,8 @@ class AbstractKernel(eqx.Module):
         """Raise a `ValueError` naming the argument if the sample is not of this kernel's domain."""
         del x, name
 
+    __repr__ = with_numbers
+
     def __add__(self, other: Any) -> "Sum":
         return Sum(self, as_kernel(other))
 
@@ -43,6 +47,10 @@ class AbstractKernel(eqx.Module):
 
     def __rmul__(self, other: ArrayLike) -> "Scaled":
         return Scaled(self, other)
+
+
+#: What a kernel argument may be: a kernel, or a function of two single points.
+KernelLike = AbstractKernel | Callable[[Any, Any], Any]
 
 
 class AbstractPair(AbstractKernel):
@@ -115,8 +123,7 @@ class Scaled(AbstractKernel):
 
 class FunctionKernel(AbstractKernel):
     """Any callable `f(x, y)` on two single points, as a kernel: a plain function, or a kernel
-    object
-    of another library.
+    object of another library.
 
     Its value is one number, shape `()`: an array of any other shape is a `ValueError`; integers and
     booleans become floating-point numbers. Array leaves of the callable (if it is a pytree) stay
@@ -160,7 +167,7 @@ def as_kernel(kernel: Any) -> AbstractKernel:
     )
 
 
-def gram(kernel: Any, x: Points, y: Points | None = None) -> Float[Array, "n m"]:
+def gram(kernel: KernelLike, x: Points, y: Points | None = None) -> Float[Array, "n m"]:
     """Gram matrix `[k(x_i, y_j)]_ij` of two samples, or of one with itself.
 
     **Arguments:**
@@ -185,7 +192,7 @@ def gram(kernel: Any, x: Points, y: Points | None = None) -> Float[Array, "n m"]
     return kernel.gram(x, y)
 
 
-def diagonal(kernel: Any, x: Points) -> Float[Array, " n"]:
+def diagonal(kernel: KernelLike, x: Points) -> Float[Array, " n"]:
     """Diagonal `[k(x_i, x_i)]_i` of a Gram matrix, `[n]`, in O(n d). Raises as `gram` does."""
     kernel = as_kernel(kernel)
     x = as_points(x, "x")

@@ -1,7 +1,5 @@
 """Products with a Gram matrix that is never formed."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -9,7 +7,7 @@ from jax import lax
 from .._checks import as_count, as_points, check_alike, padded, size
 from .._numerics import matmul
 from .._typing import Array, ArrayLike, Float, Points
-from ._base import AbstractKernel, as_kernel
+from ._base import AbstractKernel, KernelLike, as_kernel
 
 #: Entries of K in a block by default: 16 MiB in float64, which a last-level cache holds; and rows
 #: at least, so that the work on `y` that each block repeats stays small.
@@ -17,23 +15,22 @@ _BLOCK_ENTRIES, _BLOCK_ROWS = 2**21, 32
 
 
 def gram_matvec(
-    kernel: Any, x: Points, y: Points, v: ArrayLike, *, block: int | None = None
+    kernel: KernelLike, x: Points, y: Points, v: ArrayLike, *, block_size: int | None = None
 ) -> Float[Array, "n *k"]:
     r"""$K(X, Y) V$, $\sum_j k(x_i, y_j) V_{jc}$, without the n x m matrix: a block of rows is
-    formed,
-    multiplied, forgotten.
+    formed, multiplied, forgotten.
 
     **Arguments:**
 
     - `kernel`: a kernel, or any callable of two points.
     - `x`, `y`: samples of n and of m points.
     - `v`: a vector `[m]`, or columns `[m, ...]`.
-    - `block`: the most rows of K to form at a time (static), by default about 2^21 / m, and at
+    - `block_size`: the most rows of K to form at a time (static), by default about 2^21 / m, and at
       least 32. The result depends on it only by rounding.
 
-    **Returns:** array `[n]`, or `[n, ...]`. Cost O(n m (d + k)), memory O(block m) beside arguments
-    and result. The gradient with respect to the kernel's parameters, x, y and v forms each block
-    once more: the same memory, not O(n m).
+    **Returns:** array `[n]`, or `[n, ...]`. Cost O(n m (d + k)), memory O(block_size m) beside
+    arguments and result. The gradient with respect to the kernel's parameters, x, y and v forms
+    each block once more: the same memory, not O(n m).
 
     **Raises:** `ValueError` where `gram` does, for a `v` of another length than y, and for a block
     < 1.
@@ -53,7 +50,9 @@ def gram_matvec(
             f"points `y`."
         )
     rows = (
-        max(_BLOCK_ROWS, _BLOCK_ENTRIES // size(y)) if block is None else as_count(block, "block")
+        max(_BLOCK_ROWS, _BLOCK_ENTRIES // size(y))
+        if block_size is None
+        else as_count(block_size, "block_size")
     )
     product = _by_blocks(kernel, x, y, v.reshape(v.shape[0], -1), rows)
     return product.reshape(-1, *v.shape[1:])

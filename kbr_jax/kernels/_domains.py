@@ -48,16 +48,6 @@ def check_integer(x: Points, name: str, kernel: str) -> None:
         )
 
 
-def check_matrices(x: Points, name: str, kernel: str) -> None:
-    """Points that are real matrices."""
-    check_real(x, name, kernel)
-    shape = jax.tree.leaves(x)[0].shape
-    if len(shape) != 3:
-        raise ValueError(
-            f"{kernel} takes matrices, `{name}` of shape [n, p, q]; got {tuple(shape)}."
-        )
-
-
 def flat(x: Points) -> Float[Array, "n d"]:
     """A sample of arrays as rows of coordinates."""
     leaf = jax.tree.leaves(x)[0]

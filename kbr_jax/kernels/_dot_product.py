@@ -35,7 +35,12 @@ class AbstractDotProduct(AbstractKernel):
 
 
 class Linear(AbstractDotProduct):
-    """`k(x, y) = <x, y>`."""
+    r"""$k(x, y) = \langle x, y \rangle$; on matrices $\operatorname{tr}(A^\top B)$ (S09 section 7).
+
+    An embedding under it keeps the mean and nothing else. It cannot hold a belief with two modes.
+    Its pre-image is the mean, on rotations and permutations the nearest one of them
+    (`decode_rotation`, `decode_permutation`).
+    """
 
     def profile(self, product: Float[Array, "*s"]) -> Float[Array, "*s"]:
         return product

@@ -14,9 +14,8 @@ from ._domains import check_histogram
 
 
 class HistogramIntersection(AbstractKernel):
-    r"""$k(z, \bar z) = \frac{1}{d} \sum_{c=1}^d \min(z_c, \bar z_c)$ for $z, \bar z \in
-    \mathbb{R}_+^d$
-    (Lampert 2015, experiment 2).
+    r"""$k(z, \bar z) = \frac{1}{d} \sum_{c=1}^d \min(z_c, \bar z_c)$ for
+    $z, \bar z \in \mathbb{R}_+^d$ (Lampert 2015, experiment 2).
 
     A Gram matrix costs O(n m d) without a matrix product.
     """

@@ -102,8 +102,8 @@ class AbstractShiftInvariant(AbstractKernel):
 
 
 class AbstractStationary(AbstractShiftInvariant):
-    """`k(x, y) = profile(|x - y|_h^2)` with the scaled squared distance `sum_c ((x_c - y_c) /
-    h_c)^2`.
+    """`k(x, y) = profile(|x - y|_h^2)` with the scaled squared distance
+    `sum_c ((x_c - y_c) / h_c)^2`.
     """
 
     @abc.abstractmethod

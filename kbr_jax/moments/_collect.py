@@ -134,8 +134,8 @@ def merge_moments(first: Moments, second: Moments) -> Moments:
 
     To learn from new pairs online, merge their moments into the old ones and fit again, O(p^3).
 
-    **Raises:** `ValueError` if they were collected with different maps. Traced maps are compared
-    by their shapes only.
+    **Raises:** `ValueError` if they were collected with different maps. Traced maps are compared by
+    their shapes only.
     """
     leaves = [jax.tree.leaves(m.maps) for m in (first, second)]
     same = jax.tree.structure(first) == jax.tree.structure(second)

@@ -33,8 +33,7 @@ class MomentWeights(eqx.Module):
 class MomentModel(AbstractConditional):
     """A conditional embedding of y given x as moments of its pairs. See `fit_conditional`.
 
-    All rules and filters take it in place of a `ConditionalEmbedding`. Beliefs are
-    `MomentWeights`.
+    All rules and filters take it in place of a `ConditionalEmbedding`. Beliefs are `MomentWeights`.
     """
 
     moments: Moments
@@ -237,9 +236,8 @@ def fit_conditional(moments: Moments, *, regularizer: ArrayLike) -> MomentModel:
 def moment_weights(
     model: MomentModel, belief: MomentWeights, x: Points, y: Points
 ) -> Float[Array, "*b m"]:
-    r"""Return a belief's weights on m training pairs, $\beta_i = (b(x_i)^\top
-    c)(\tilde\psi(y_i)^\top
-    u)$.
+    r"""Return a belief's weights on m training pairs,
+    $\beta_i = (b(x_i)^\top c)(\tilde\psi(y_i)^\top u)$.
 
     **Arguments:** `x`, `y` `[m, ...]`. **Returns:** `[..., m]`. Cost O(m (K d + q d + K + q)).
     """

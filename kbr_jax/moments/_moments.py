@@ -12,8 +12,6 @@ exact where w is constant over a cell. Its weights are non-negative wherever c i
 clipped, truncated, and used as importance weights.
 """
 
-from typing import Any
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -30,7 +28,7 @@ from ..features import (
     fourier_features,
     landmark_features,
 )
-from ..kernels import AbstractKernel, as_kernel
+from ..kernels import AbstractKernel, KernelLike, as_kernel
 
 
 def ravel_point(point: Point) -> Float[Array, " e"]:
@@ -133,8 +131,8 @@ def contract(
 
 
 def moment_maps(
-    kernel_x: Any,
-    kernel_y: Any,
+    kernel_x: KernelLike,
+    kernel_y: KernelLike,
     landmarks_x: Landmarks | RandomFourier,
     landmarks_y: Landmarks | RandomFourier,
     *,
@@ -149,14 +147,14 @@ def moment_maps(
 
     - `kernel_x`, `kernel_y`: kernels of the two variables.
     - `landmarks_x`, `landmarks_y`: their p and q landmarks, chosen on a subsample or a stream, or
-      random Fourier features. Embeddings come out on landmarks: random Fourier features have
-      none, and beliefs are then read by `state_mean` and `moment_weights`.
+      random Fourier features. Embeddings come out on landmarks: random Fourier features have none,
+      and beliefs are then read by `state_mean` and `moment_weights`.
     - `cells`: K soft cells of x, for weights that can be clipped; None for the basis (phi, 1).
-    - `function`: f of one point x whose expectations are wanted, with real values `[e]`. By
-      default all numbers of the point.
+    - `function`: f of one point x whose expectations are wanted, with real values `[e]`. By default
+      all numbers of the point.
     - `embedding`: keep what the embedding of a posterior and a learned transition need.
-    - `shift`: keep what a filter with the shifted transition needs. Each of these two costs
-      K (q + 1) p numbers.
+    - `shift`: keep what a filter with the shifted transition needs. Each of these two costs K (q +
+      1) p numbers.
 
     Cost O(p^3 + q^3).
 
@@ -180,8 +178,7 @@ def pack(
     first: Float[Array, "*b h h"], corner: Float[Array, "*b h l"], second: Float[Array, "*b l l"]
 ) -> Float[Array, "*b t"]:
     """Symmetric matrices [[first, corner], [corner^T, second]], l = h or h + 1, without their
-    repeated
-    entries.
+    repeated entries.
 
     One rectangle [l, h + 1] holds both triangles: up to the diagonal `second`, behind it `first`.
     Taking it apart again is a few transposes of dense blocks, much faster than gathering entries.

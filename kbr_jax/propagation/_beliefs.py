@@ -14,9 +14,10 @@ from jax import lax
 
 from .._checks import as_points, as_positive, check_alike, is_concrete, size
 from .._numerics import matmul
+from .._repr import with_numbers
 from .._typing import Array, ArrayLike, Float, Points, PRNGKeyArray
 from ..embedding import Embedding
-from ..kernels import AbstractKernel, as_kernel
+from ..kernels import AbstractKernel, KernelLike, as_kernel
 from ._evidence import evidence_rows, known_values
 from ._functions import product, rescaled, rows_or_ones
 from ._inference import Messages, sources
@@ -25,10 +26,10 @@ from ._transfer import map_alike
 
 
 class Beliefs(eqx.Module):
-    r"""Estimated marginals of hidden nodes given the evidence, on common points; made by
-    `read_beliefs`.
+    r"""Estimated marginals of hidden nodes given the evidence, on common points; made by `beliefs`.
 
-    - `points`: `[p, ...]`. `nodes`: the nodes, in the order of the rows.
+    - `points`: `[p, ...]`. `nodes`: the nodes in the order of the rows, by label where the graph
+      has labels. `beliefs["A"]` is the belief of one node.
     - `probabilities`: `[nodes, p]`, rows of sum 1: expectations are weighted sums over the points.
     - `density`: `[nodes, p]`, on a grid: probabilities over the width of the cells. None for
       beliefs on a training sample.
@@ -37,9 +38,19 @@ class Beliefs(eqx.Module):
     points: Points
     probabilities: Float[Array, "nodes p"]
     density: Float[Array, "nodes p"] | None
-    nodes: tuple[int, ...] = eqx.field(static=True)
+    nodes: tuple[Any, ...] = eqx.field(static=True)
 
-    def embed(self, kernel: Any) -> Embedding:
+    __repr__ = with_numbers
+
+    def __getitem__(self, node: Any) -> "Beliefs":
+        """The belief of one node, by its label or number."""
+        if node not in self.nodes:
+            raise KeyError(f"{node!r} is not among the nodes read, {list(self.nodes)}.")
+        row = slice(self.nodes.index(node), self.nodes.index(node) + 1)
+        density = None if self.density is None else self.density[row]
+        return Beliefs(self.points, self.probabilities[row], density, (node,))
+
+    def embed(self, kernel: KernelLike) -> Embedding:
         """The beliefs as one batch of embeddings, for every rule of the library."""
         return Embedding(as_kernel(kernel), self.points, self.probabilities)
 
@@ -91,39 +102,39 @@ class Beliefs(eqx.Module):
         best = jnp.argmax(self.density, axis=1)
         return jax.tree.map(lambda leaf: leaf[best], self.points)
 
-    def sample(self, key: PRNGKeyArray, count: int) -> Points:
-        """Independent draws from each belief `[nodes, count, *point]`, among the points."""
+    def sample(self, num_samples: int, *, key: PRNGKeyArray) -> Points:
+        """Independent draws from each belief `[nodes, num_samples, *point]`, among the points."""
         heights = jnp.log(self.probabilities)[:, None, :]
-        drawn = jax.random.categorical(key, heights, axis=-1, shape=(len(self.nodes), count))
+        drawn = jax.random.categorical(key, heights, axis=-1, shape=(len(self.nodes), num_samples))
         return jax.tree.map(lambda leaf: leaf[drawn], self.points)
 
 
-def read_beliefs(
+def beliefs(
     model: PropagationModel,
     messages: Messages,
     points: Points = None,
     *,
-    kinds: Sequence[int] | None = None,
+    node_types: Sequence[int] | None = None,
     marginal: Any = None,
-    widths: ArrayLike | None = None,
+    cell_sizes: ArrayLike | None = None,
 ) -> Beliefs:
     r"""Beliefs $B(x_s) \propto p^*(x_s) \prod_t m_{ts}(x_s)$ of hidden nodes (S13 section 5.1.2),
     normalized over the points.
 
     **Arguments:**
 
-    - `model`, `messages`: from `fit_belief_propagation` and `propagate_tree` or `propagate_loopy`.
+    - `model`, `messages`: from `fit_belief_propagation` and `belief_propagation`.
     - `points`: `[p, ...]`, a grid, or any points. Messages are evaluated there by the regression
       that defines them, which sends every message once more. By default the support of the nodes:
       their training sample, draws of $p^*$, whose weights are then the products of the messages
       alone. (Not with `pivots`, which are no sample.)
-    - `kinds`: read nodes of these kinds only; all hidden nodes by default. They must have one kind
-      of points.
-    - `marginal`: $p^*$ on a grid: values `[p]`, or `[kinds, p]` for each kind that is read in
-      increasing order; a kernel for a kernel density from the training sample; by default that with
-      the nodes' own kernel (for `Delta` the relative frequencies). Pass ones for points that are
-      draws of $p^*$ themselves.
-    - `widths`: sizes of the grid's cells `[p]`; 1 by default, which makes `density` the
+    - `node_types`: read nodes of these types only; all hidden nodes by default. They must have one
+      kind of points.
+    - `marginal`: $p^*$ on a grid: values `[p]`, or `[node_types, p]` for each node type that is
+      read in increasing order; a kernel for a kernel density from the training sample; by default
+      that with the nodes' own kernel (for `Delta` the relative frequencies). Pass ones for points
+      that are draws of $p^*$ themselves.
+    - `cell_sizes`: sizes of the grid's cells `[p]`; 1 by default, which makes `density` the
       probabilities.
 
     $p^*$ enters here and nowhere else. Cost: on the support the products alone; on points one
@@ -131,40 +142,42 @@ def read_beliefs(
 
     **Returns:** `Beliefs` of the nodes in increasing order.
 
-    **Raises:** `ValueError` for points that are not of the nodes' domain, kinds without hidden
+    **Raises:** `ValueError` for points that are not of the nodes' domain, types without hidden
     nodes, nodes of several supports read without `points`, or values of another shape.
     """
     graph = model.graph
-    hidden = graph.hidden_kinds.tolist()
-    wanted = hidden if kinds is None else sorted(set(kinds))
+    hidden = graph.hidden_node_types.tolist()
+    wanted = hidden if node_types is None else sorted(set(node_types))
     if not wanted or not set(wanted) <= set(hidden):
         raise ValueError(
-            f"`kinds` must be among the kinds of hidden nodes, {hidden}; got {wanted}."
+            f"`node_types` must be among the types of the hidden nodes, {hidden}; got {wanted}."
         )
-    nodes = graph.hidden[np.isin(graph.kinds[graph.hidden], wanted)]
+    nodes = graph.hidden[np.isin(graph.node_types[graph.hidden], wanted)]
     place = np.searchsorted(graph.hidden, nodes)
     if points is None:
         return _on_support(model, messages, wanted, nodes, place)
     points = as_points(points, "points")
     for kind in wanted:
         check_alike(
-            points, "points", model.samples[kind], f"training sample of nodes of kind {kind}"
+            points, "points", model.samples[kind], f"training sample of nodes of type {kind}"
         )
         model.kernels[kind].check(points, "points")
-    prior = _marginal(model, wanted, points, marginal)[np.searchsorted(wanted, graph.kinds[nodes])]
+    prior = _marginal(model, wanted, points, marginal)[
+        np.searchsorted(wanted, graph.node_types[nodes])
+    ]
     known = (messages.values, messages.local, messages.floor, messages.evidence)
     values = _read(model, known, points, tuple(wanted))[place] * prior
     total = (
         jnp.ones(size(points), values.dtype)
-        if widths is None
-        else as_positive(widths, "widths").astype(values.dtype)
+        if cell_sizes is None
+        else as_positive(cell_sizes, "cell_sizes").astype(values.dtype)
     )
     if total.shape != (size(points),):
         raise ValueError(
-            f"`widths` has shape {total.shape}; give one for each of {size(points)} points."
+            f"`cell_sizes` has shape {total.shape}; give one for each of {size(points)} points."
         )
     probabilities = _normalized(values * total)
-    return Beliefs(points, probabilities, probabilities / total, tuple(nodes.tolist()))
+    return Beliefs(points, probabilities, probabilities / total, graph.names(nodes))
 
 
 def _normalized(values: Float[Array, "nodes p"]) -> Float[Array, "nodes p"]:
@@ -176,41 +189,49 @@ def _normalized(values: Float[Array, "nodes p"]) -> Float[Array, "nodes p"]:
 
 
 def _on_support(
-    model: PropagationModel, messages: Messages, kinds: list, nodes: np.ndarray, place: np.ndarray
+    model: PropagationModel,
+    messages: Messages,
+    node_types: list,
+    nodes: np.ndarray,
+    place: np.ndarray,
 ) -> Beliefs:
     if not model.weighted:
         raise ValueError(
             "With `pivots` messages are not kept at a sample; give `points` to read beliefs at."
         )
-    if any(model.supports[kind] is not model.supports[kinds[0]] for kind in kinds):
+    if any(model.supports[kind] is not model.supports[node_types[0]] for kind in node_types):
         raise ValueError(
-            "Nodes of several kinds have several supports; read one of the `kinds` at a time, or "
+            "Nodes of several types have several supports; read one of the `node_types` at a time, "
+            "or "
             "give `points`."
         )
-    points = model.supports[kinds[0]]
+    points = model.supports[node_types[0]]
     table = model.layout.message_slots.arrivals(nodes)
     values = product(
         messages.local[place], lambda index: rows_or_ones(messages.values, index), table
     )
     return Beliefs(
-        points, _normalized(jnp.maximum(values[:, : size(points)], 0)), None, tuple(nodes.tolist())
+        points,
+        _normalized(jnp.maximum(values[:, : size(points)], 0)),
+        None,
+        model.graph.names(nodes),
     )
 
 
 @eqx.filter_jit
 def _read(
-    model: PropagationModel, known: tuple, points: Points, kinds: tuple[int, ...]
+    model: PropagationModel, known: tuple, points: Points, node_types: tuple[int, ...]
 ) -> Float[Array, "N p"]:
     """Products of all messages and evidence at common points, for every hidden node.
 
-    Meaningful for the given kinds.
+    Meaningful for the given types.
     """
     messages, local, floor, evidence = known
     graph, slots = model.graph, model.layout.message_slots
     rows, row_of, start = [], np.full(slots.count + 1, -1), 0
     for group, block in enumerate(slots.blocks):
         targets = slots.targets[block].max(axis=1)
-        wanted = np.flatnonzero(np.isin(graph.kinds[targets], kinds))
+        wanted = np.flatnonzero(np.isin(graph.node_types[targets], node_types))
         if not len(wanted):
             continue
         products = sources(model, group, None, block, messages, local)[wanted]
@@ -221,14 +242,14 @@ def _read(
     rows = jnp.concatenate([*rows, jnp.ones((1, size(points)), model.dtype)])
     row_of[slots.count] = start
     table = row_of[slots.arrivals(graph.hidden)]
-    total = known_values(model, evidence, points, kinds, rows.dtype)
+    total = known_values(model, evidence, points, node_types, rows.dtype)
     watched = evidence_rows(
         model,
         evidence,
         floor,
         lambda transfer, coordinates: transfer.read(coordinates, points),
         size(points),
-        kinds,
+        node_types,
     )
     total = product(
         total, lambda index: watched[index], model.layout.evidence_slots.arrivals(graph.hidden)
@@ -237,23 +258,26 @@ def _read(
 
 
 def _marginal(
-    model: PropagationModel, kinds: list, points: Points, marginal: Any
+    model: PropagationModel, node_types: list, points: Points, marginal: Any
 ) -> Float[Array, "kinds p"]:
     if marginal is not None and not isinstance(marginal, AbstractKernel) and not callable(marginal):
         values = jnp.asarray(marginal)
-        if values.shape not in ((size(points),), (len(kinds), size(points))):
+        if values.shape not in ((size(points),), (len(node_types), size(points))):
             raise ValueError(
                 f"`marginal` has shape {values.shape}; give values ({size(points)},) at the "
                 f"points, or "
-                f"({len(kinds)}, {size(points)}) for each kind that is read."
+                f"({len(node_types)}, {size(points)}) for each node type that is read."
             )
         if is_concrete(values) and not np.all(np.asarray(values) >= 0):
             raise ValueError("`marginal` must not be negative: it is a density at the points.")
-        return jnp.broadcast_to(values.astype(model.dtype), (len(kinds), size(points)))
-    kernels = [model.kernels[kind] if marginal is None else as_kernel(marginal) for kind in kinds]
+        return jnp.broadcast_to(values.astype(model.dtype), (len(node_types), size(points)))
+    kernels = [
+        model.kernels[kind] if marginal is None else as_kernel(marginal) for kind in node_types
+    ]
     return jnp.stack(
         map_alike(
-            _Densities(points), [(k, model.samples[i]) for k, i in zip(kernels, kinds, strict=True)]
+            _Densities(points),
+            [(k, model.samples[i]) for k, i in zip(kernels, node_types, strict=True)],
         )
     )
 

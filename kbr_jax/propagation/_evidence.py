@@ -24,8 +24,7 @@ def _as_function(function: Any) -> FunctionKernel:
 
 class Likelihood(eqx.Module):
     r"""A known likelihood: `function(x, y)` $\propto p(y \mid x)$ of a hidden node's value x and
-    its
-    datum y, not negative.
+    its datum y, not negative.
 
     - `nodes`: hidden nodes, each once (static). `data`: `[len(nodes), ...]`, the datum of each.
 
@@ -43,7 +42,7 @@ class Evidence(eqx.Module):
     """What is known of a case: values of the observed nodes, which of them are there, and known
     likelihoods.
 
-    `values` holds one sample for each kind of node, or one of all observed nodes under the name -1.
+    `values` holds one sample for each node type, or one of all observed nodes under the name -1.
     """
 
     values: dict[int, Points]
@@ -61,14 +60,14 @@ def local_factors(
             values, ((0, 0),) * (values.ndim - 1) + ((0, model.width - values.shape[-1]),)
         )
 
-    kinds = tuple(model.graph.hidden_kinds.tolist())
+    node_types = tuple(model.graph.hidden_node_types.tolist())
     rows = evidence_rows(
         model,
         evidence,
         floor,
         lambda transfer, coordinates: padded(transfer.apply(coordinates)),
         model.width,
-        kinds,
+        node_types,
     )
     hidden = model.graph.hidden
     table = model.layout.evidence_slots.arrivals(hidden)
@@ -86,19 +85,20 @@ def evidence_rows(
     floor: Float[Array, ""],
     send: Any,
     width: int,
-    kinds: tuple[int, ...],
+    node_types: tuple[int, ...],
 ) -> Float[Array, "rows q"]:
     """The message of each observed node to each of its neighbors, ones where its value is missing;
-    and
-    a row of ones.
+    and a row of ones.
 
-    Messages to nodes of other kinds than the given ones are ones too.
+    Messages to nodes of other types than the given ones are ones too.
     """
     slots, graph, rows = model.layout.evidence_slots, model.graph, []
     position = np.zeros(graph.num_nodes + 1, int)
     position[:-1][graph.observed] = np.arange(graph.observed.sum())
     for group, block in enumerate(slots.blocks):
-        wanted = np.flatnonzero(np.isin(graph.kinds[slots.targets[block].max(axis=1)], kinds))
+        wanted = np.flatnonzero(
+            np.isin(graph.node_types[slots.targets[block].max(axis=1)], node_types)
+        )
         nodes, values = slots.sources[block[wanted]], jnp.ones((*block.shape, width), model.dtype)
         if len(wanted):
             there = evidence.present[position[nodes]] & (nodes >= 0)
@@ -117,13 +117,14 @@ def _codes(
     if -1 in evidence.values:
         positions = np.cumsum(graph.observed)[nodes] - 1
         return _encode(features, take(evidence.values[-1], positions))
-    kinds = [int(graph.kinds[row[row >= 0][0]]) for row in nodes]
+    node_types = [int(graph.node_types[row[row >= 0][0]]) for row in nodes]
     inside = np.zeros(graph.num_nodes + 1, int)
-    for kind in set(kinds):
-        members = np.flatnonzero(graph.observed & (graph.kinds == kind))
+    for kind in set(node_types):
+        members = np.flatnonzero(graph.observed & (graph.node_types == kind))
         inside[members] = np.arange(len(members))
     parts = [
-        take(evidence.values[kind], inside[row]) for kind, row in zip(kinds, nodes, strict=True)
+        take(evidence.values[kind], inside[row])
+        for kind, row in zip(node_types, nodes, strict=True)
     ]
     return _encode(features, stack(parts))
 
@@ -133,10 +134,14 @@ def _encode(features: AbstractFeatures, points: Points) -> Float[Array, "G w r"]
 
 
 def known_values(
-    model: PropagationModel, evidence: Evidence, points: Points, kinds: tuple[int, ...], dtype: Any
+    model: PropagationModel,
+    evidence: Evidence,
+    points: Points,
+    node_types: tuple[int, ...],
+    dtype: Any,
 ) -> Float[Array, "N p"]:
-    """The product of the known likelihoods of each hidden node of some kinds at common points."""
-    return _known(model, evidence, dict.fromkeys(kinds, points), size(points), dtype)
+    """The product of the known likelihoods of each hidden node of some types at common points."""
+    return _known(model, evidence, dict.fromkeys(node_types, points), size(points), dtype)
 
 
 def _known(
@@ -146,16 +151,18 @@ def _known(
     total = jnp.ones((len(graph.hidden), width), dtype)
     for known in evidence.likelihoods:
         nodes = np.asarray(known.nodes, int)
-        kinds = [kind for kind in np.unique(graph.kinds[nodes]).tolist() if kind in supports]
-        for group in alike([supports[kind] for kind in kinds]):
-            members = [kinds[i] for i in group]
-            own = np.flatnonzero(np.isin(graph.kinds[nodes], members))
-            place = np.searchsorted(members, graph.kinds[nodes[own]])
+        node_types = [
+            kind for kind in np.unique(graph.node_types[nodes]).tolist() if kind in supports
+        ]
+        for group in alike([supports[kind] for kind in node_types]):
+            members = [node_types[i] for i in group]
+            own = np.flatnonzero(np.isin(graph.node_types[nodes], members))
+            place = np.searchsorted(members, graph.node_types[nodes[own]])
             points, data = (
                 take(stack([supports[kind] for kind in members]), place),
                 take(known.data, own),
             )
-            values = jax.vmap(lambda x, y: jax.vmap(lambda p: known.function(p, y))(x))(
+            values = jax.vmap(lambda x, y, f=known.function: jax.vmap(lambda p: f(p, y))(x))(
                 points, data
             )
             values = jnp.pad(values.astype(dtype), ((0, 0), (0, width - values.shape[1])))
@@ -166,7 +173,7 @@ def _known(
 
 
 def as_evidence(
-    model: PropagationModel, values: Any, present: ArrayLike | None, likelihoods: Any
+    model: PropagationModel, values: Any, observed: ArrayLike | None, likelihoods: Any
 ) -> Evidence:
     graph = model.graph
     watched = np.flatnonzero(graph.observed)
@@ -174,24 +181,28 @@ def as_evidence(
     if not len(watched):
         if values is not None:
             raise ValueError(
-                "The graph has no observed nodes; name them in `pairwise_graph(observed=...)`, or "
+                "The graph has no observed nodes; name them in "
+                "`pairwise_graph(observed_nodes=...)`, or "
                 "give no `values`."
             )
         return Evidence({}, jnp.ones(0, bool), known)
     if values is None:
         raise ValueError(
             f"The graph has {len(watched)} observed nodes; give their `values` (missing ones "
-            f"masked by `present`)."
+            f"masked by `observed`)."
         )
-    mask = as_mask(present, len(watched), "present")
-    kinds = graph.kinds[watched]
-    names = np.unique(kinds).tolist()
+    mask = as_mask(observed, len(watched), "observed")
+    if isinstance(values, dict) and graph.labels is not None:
+        values, there = _by_label(model, values, watched)
+        mask = mask & there
+    node_types = graph.node_types[watched]
+    names = np.unique(node_types).tolist()
     if isinstance(values, dict):
         missing = [kind for kind in names if kind not in values]
         if missing:
-            raise ValueError(f"`values` has no sample for the observed nodes of kind {missing[0]}.")
+            raise ValueError(f"`values` has no sample for the observed nodes of type {missing[0]}.")
         parts = {
-            kind: (values[kind], np.flatnonzero(kinds == kind), [kind], f"values[{kind}]")
+            kind: (values[kind], np.flatnonzero(node_types == kind), [kind], f"values[{kind}]")
             for kind in names
         }
     else:
@@ -206,7 +217,7 @@ def as_evidence(
             )
         likes = [(kind, model.samples[kind]) for kind in members if model.samples[kind] is not None]
         for kind, like in likes:
-            check_alike(sample, label, like, f"training sample of kind {kind}")
+            check_alike(sample, label, like, f"training sample of type {kind}")
             model.kernels[kind].check(sample, label)
         given[name] = fill(sample, mask[own], take(likes[0][1], 0)) if likes else sample
         if likes and all(map(is_concrete, jax.tree.leaves(given[name]))):
@@ -214,11 +225,29 @@ def as_evidence(
     return Evidence(given, mask, known)
 
 
+def _by_label(
+    model: PropagationModel, values: dict, watched: np.ndarray
+) -> tuple[dict[int, Points], np.ndarray]:
+    """Values by label as one sample for each node type, and the mask of those given."""
+    graph = model.graph
+    given = {graph.index(label): jax.tree.map(jnp.asarray, one) for label, one in values.items()}
+    unknown = [node for node in given if node not in watched]
+    if unknown:
+        label = graph.names(np.asarray(unknown))[0]
+        raise ValueError(f"`values` holds {label!r}, which is no observed node of the graph.")
+    samples = {}
+    for kind in np.unique(graph.node_types[watched]).tolist():
+        own = watched[graph.node_types[watched] == kind].tolist()
+        filler = take(model.samples[kind], 0)
+        samples[kind] = stack([given.get(node, filler) for node in own])
+    return samples, np.isin(watched, list(given))
+
+
 def _as_likelihood(graph: PairwiseGraph, likelihood: Likelihood) -> Likelihood:
-    nodes = np.asarray(likelihood.nodes, int)
+    nodes = np.asarray([graph.index(node) for node in likelihood.nodes], int)
     if not len(nodes) or len(set(likelihood.nodes)) != len(nodes):
         raise ValueError("The nodes of a `Likelihood` must be at least one, each given once.")
-    if nodes.min() < 0 or nodes.max() >= graph.num_nodes or graph.observed[nodes].any():
+    if graph.observed[nodes].any():
         raise ValueError(
             f"The nodes of a `Likelihood` must be hidden nodes of the graph, got "
             f"{list(likelihood.nodes)}."
@@ -229,4 +258,4 @@ def _as_likelihood(graph: PairwiseGraph, likelihood: Likelihood) -> Likelihood:
             f"`data` holds {size(data)} values; give one for each of the likelihood's {len(nodes)} "
             f"nodes."
         )
-    return Likelihood(likelihood.nodes, likelihood.function, data)
+    return Likelihood(tuple(nodes.tolist()), likelihood.function, data)

@@ -1,7 +1,7 @@
 r"""Messages between nodes: exact on trees in two passes, by flooding on graphs with loops."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -10,6 +10,7 @@ import numpy as np
 from jax import lax
 
 from .._checks import as_count, as_fraction
+from .._repr import with_numbers
 from .._typing import Array, ArrayLike, Float, Int
 from ._evidence import Evidence, Likelihood, as_evidence, local_factors
 from ._functions import product, rescaled, rows_or_ones
@@ -19,7 +20,7 @@ from ._transfer import Transfer
 
 
 class Messages(eqx.Module):
-    """The messages of one case, as `propagate_tree` and `propagate_loopy` leave them.
+    """The messages of one case, as `belief_propagation` leaves them.
 
     - `values` `[M, q]`: each at the support of the node that it goes to, largest value 1.
     - `local` `[N, q]`: for each hidden node the product of its evidence at its support.
@@ -35,84 +36,64 @@ class Messages(eqx.Module):
     floor: Float[Array, ""]
     evidence: Evidence
 
+    __repr__ = with_numbers
 
-def propagate_tree(
+
+def belief_propagation(
     model: PropagationModel,
     values: Any = None,
     *,
-    present: ArrayLike | None = None,
+    schedule: Literal["tree", "loopy"] = "tree",
+    observed: ArrayLike | None = None,
     likelihoods: Sequence[Likelihood] = (),
-    floor: ArrayLike = 0.0,
-) -> Messages:
-    r"""Exact belief propagation on a tree, or on several: every message is sent once, when all it
-    is
-    made of are there (S13 eq 27).
-
-    **Arguments:**
-
-    - `model`: fitted to a graph whose hidden nodes form no cycle. (Observed nodes cut cycles.)
-    - `values`: the values of the observed nodes in the order of their numbers, a sample `[observed,
-      ...]`; where observed nodes of different kinds have different kinds of points, a dict of one
-      sample for each kind. `vmap` over it for many cases.
-    - `present`: mask `[observed]`; False: the value is missing, it sends no message (what stands
-      there is ignored, NaN included). NaN in a value that is present makes the beliefs NaN under
-      `jit` or `vmap`, and is a `ValueError` otherwise.
-    - `likelihoods`: known ones.
-    - `floor`: messages are kept above this share of their largest value. Estimates go below 0,
-      where no probability is.
-
-    **Returns:** `Messages`; read beliefs with `read_beliefs`. Cost: one update for each directed
-    edge (`fit_belief_propagation`), batched by template over the edges that can be sent at the same
-    time; one compiled loop over the tree's diameter.
-
-    **Raises:** `ValueError` for a cycle, values that are not of the kind of the training sample, or
-    masks of another length.
-    """
-    evidence = as_evidence(model, values, present, likelihoods)
-    model.layout.levels  # noqa: B018 - raises for a cycle, outside the compiled program
-    return _tree(model, evidence, as_fraction(floor, "floor").astype(model.dtype))
-
-
-def propagate_loopy(
-    model: PropagationModel,
-    values: Any = None,
-    *,
-    sweeps: int = 10,
+    floor: ArrayLike | None = None,
+    num_sweeps: int = 10,
     damping: ArrayLike = 0.0,
-    floor: ArrayLike = 1e-3,
     tolerance: ArrayLike | None = None,
-    present: ArrayLike | None = None,
-    likelihoods: Sequence[Likelihood] = (),
 ) -> Messages:
-    r"""Loopy belief propagation by flooding: in each sweep all messages are sent at once (S13 eq
-    30,
-    section 5.1.3).
+    r"""Send the messages of kernel belief propagation for one case (S13 eqs 27 and 30).
+
+    - `"tree"`: every message is sent once, when all messages that it multiplies are known. This is
+      exact. The hidden nodes must form no cycle; observed nodes cut cycles.
+    - `"loopy"`: all messages are sent at once, `num_sweeps` times (S13 section 5.1.3). On a tree as
+      many sweeps as its diameter are exact.
 
     **Arguments:**
 
-    - `sweeps`: how many, at most (static). On grids 2 to 10 are best; more sharpen beliefs that
-      loops have made too sure.
-    - `damping`: in [0, 1), the share of the old message that is kept.
-    - `floor`: messages are kept above this share of their largest value. Estimates go negative; a
-      floor also tempers loops.
-    - `tolerance`: stop when no message changes by more; None for all sweeps. (Under `vmap` all
-      sweeps cost their time.)
-    - the rest as for `propagate_tree`.
+    - `model`: from `fit_belief_propagation`.
+    - `values`: the values of the observed nodes, a sample `[observed, ...]` in the order of their
+      numbers. A graph with labels also takes a dict from label to value; labels that the dict
+      leaves out are missing. Where points of node types differ, give a dict of one sample for each
+      node type. Use `vmap` over it for many cases.
+    - `observed`: mask `[observed]`. False: the value is missing, and the node sends no message.
+      What stands there is ignored, NaN included.
+    - `likelihoods`: known likelihoods of hidden nodes.
+    - `floor`: messages are kept above this fraction of their largest value. By default 0 on trees
+      and 1e-3 on loops. Estimates fall below 0, where no probability is.
+    - `num_sweeps` (static), `damping` in [0, 1) (the share of the old message that is kept), and
+      `tolerance` (stop when no message changes by more) are for `"loopy"`. On grids 2 to 10 sweeps
+      are best: more sharpen beliefs that loops have made too sure.
 
-    **Returns:** `Messages` with the residual of each sweep (the last one repeated after the stop).
-    Cost of a sweep: a few batched matrix products, one for each group of templates alike
-    (`fit_belief_propagation` for the flops of a message), and products of messages, O(edges *
-    degree * q). Differentiable. On a tree as many sweeps as its diameter are exact.
+    **Returns:** `Messages`; read them by `beliefs`. Cost of a message: `fit_belief_propagation`. A
+    tree is one compiled loop over its diameter. A sweep is a few batched matrix products.
+    Differentiable.
 
-    **Raises:** as `propagate_tree`, except for cycles.
+    **Raises:** `ValueError` for an unknown schedule, a cycle with `"tree"`, values that are not of
+    the kind of the training sample, and masks of another length. A NaN in an observed value is an
+    error too; under `jit` and `vmap` it makes the beliefs NaN.
     """
-    evidence = as_evidence(model, values, present, likelihoods)
-    damping, floor = (
-        as_fraction(x, name).astype(model.dtype)
-        for x, name in ((damping, "damping"), (floor, "floor"))
-    )
+    if schedule not in ("tree", "loopy"):
+        raise ValueError(f"`schedule` must be 'tree' or 'loopy', got {schedule!r}.")
+    evidence = as_evidence(model, values, observed, likelihoods)
+    tree = schedule == "tree"
+    floor = (0.0 if tree else 1e-3) if floor is None else floor
+    floor = as_fraction(floor, "floor").astype(model.dtype)
+    if tree:
+        model.layout.levels  # noqa: B018 - raises for a cycle, outside the compiled program
+        return _tree(model, evidence, floor)
+    damping = as_fraction(damping, "damping").astype(model.dtype)
     limit = None if tolerance is None else jnp.asarray(tolerance).astype(model.dtype)
-    return _flood(model, evidence, as_count(sweeps, "sweeps"), damping, floor, limit)
+    return _flood(model, evidence, as_count(num_sweeps, "num_sweeps"), damping, floor, limit)
 
 
 @eqx.filter_jit
@@ -135,8 +116,7 @@ def _tree(model: PropagationModel, evidence: Evidence, floor: Float[Array, ""]) 
 
 def _schedule(block: np.ndarray, levels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """For each level the directions of a group that are sent, `[levels, G]`, and their slots
-    `[levels,
-    G, w]`.
+    `[levels, G, w]`.
 
     Filled up with direction 0 and slots beyond the end, which are dropped.
     """

@@ -1,9 +1,9 @@
 """Static tables of belief propagation: where each message stands, what it is made of, and in which
 order.
 
-Messages stand in rows ("slots"). A *direction* is a template seen from one of its ends: number 2 t
-from first to second node, 2 t + 1 back. Directions whose matrices can be stacked form a group; its
-slots are a block `[directions, width]`, so that the output of one batched matrix product *is* a
+Messages stand in rows ("slots"). A *direction* is an edge type seen from one of its ends: number 2
+t from first to second node, 2 t + 1 back. Directions whose matrices can be stacked form a group;
+its slots are a block `[directions, width]`, so that the output of one batched matrix product *is* a
 block of the array of messages.
 """
 
@@ -126,7 +126,7 @@ def directed_edges(graph: PairwiseGraph) -> tuple[dict[int, list], dict[int, lis
     Between hidden nodes, and from observed to hidden ones.
     """
     hidden, watched = {}, {}
-    for (a, b), template in zip(graph.edges.tolist(), graph.templates.tolist(), strict=True):
+    for (a, b), template in zip(graph.edges.tolist(), graph.edge_types.tolist(), strict=True):
         for source, target, direction in ((a, b, 2 * template), (b, a, 2 * template + 1)):
             if not graph.observed[target]:
                 kind = watched if graph.observed[source] else hidden
@@ -135,7 +135,7 @@ def directed_edges(graph: PairwiseGraph) -> tuple[dict[int, list], dict[int, lis
 
 
 def ends(graph: PairwiseGraph, direction: int) -> tuple[int, int]:
-    """Kinds of source and target of a direction."""
+    """Types of source and target of a direction."""
     first, second = graph.ends[direction // 2].tolist()
     return (second, first) if direction % 2 else (first, second)
 
@@ -163,6 +163,6 @@ def _leaves_first(layout: Layout) -> list[tuple[int, int, int]]:
     if len(order) < len(slots.entries):
         raise ValueError(
             "The hidden nodes of the graph form a cycle, and two passes are exact on trees only: "
-            "use `propagate_loopy`."
+            "use `schedule='loopy'`."
         )
     return order

@@ -33,11 +33,11 @@ from ._transfer import Power, Regression, Transfer, alike, fit_transfer, map_ali
 class PropagationModel(eqx.Module):
     r"""A fitted pairwise model; made by `fit_belief_propagation`.
 
-    - `layout`: the graph and where each message stands (static). `kernels`: one for each kind of
+    - `layout`: the graph and where each message stands (static). `kernels`: one for each type of
       node.
-    - `supports`: for each kind the points at which messages to its nodes are kept, None for kinds
-      without hidden nodes.
-    - `samples`: for each kind its training points, draws of the marginal p*.
+    - `supports`: for each node type the points at which messages to its nodes are kept, None for
+      types without hidden nodes.
+    - `samples`: for each node type its training points, draws of the marginal p*.
     - `messages`, `evidence`: the linear maps of the updates; `observations`: features of the
       observed samples.
     - `offsets`: where a direction's own sample begins in the support of its source.
@@ -69,7 +69,7 @@ class PropagationModel(eqx.Module):
     @property
     def dtype(self) -> jnp.dtype:
         """Type of the messages."""
-        kind = int(self.graph.hidden_kinds[0])
+        kind = int(self.graph.hidden_node_types[0])
         return jax.eval_shape(self.kernels[kind].diagonal, self.supports[kind]).dtype
 
 
@@ -78,8 +78,8 @@ def fit_belief_propagation(
     kernels: Any,
     *,
     regularizer: ArrayLike,
-    pairs: Sequence[tuple[Points, Points]] | None = None,
-    points: Sequence[Points] | None = None,
+    pairs: Sequence[Any] | None = None,
+    points: Sequence[Points] | dict[Any, Points] | None = None,
     landmarks: FeatureChoice = None,
     landmarks_observed: FeatureChoice = None,
     pivots: int | Landmarks | None = None,
@@ -88,20 +88,21 @@ def fit_belief_propagation(
     r"""Learn the messages of kernel belief propagation from samples (S13 eq 27 to 30, algorithm
     VI).
 
-    The model is the pairwise field with node potentials $p^*(x_s)$ and edge potentials $p^*(x_s,
-    x_t) / (p^*(x_s) p^*(x_t))$, $p^*$ being the distribution of the samples, without evidence. Its
-    messages are conditional expectations,
+    The model is the pairwise field with node potentials $p^*(x_s)$ and edge potentials
+    $p^*(x_s, x_t) / (p^*(x_s) p^*(x_t))$, $p^*$ being the distribution of the samples, without
+    evidence. Its messages are conditional expectations,
 
     $$ m_{ts}(x_s) = E[\textstyle\prod_{u \in \Gamma_t \setminus s} m_{ut}(X_t) \mid x_s], \qquad
        \hat m_{ts}(x_s) = k(x_s, x_s^{1..n}) (K_s + n \lambda I)^{-1} \textstyle\bigodot_{u} \hat
           m_{ut}(x_t^{1..n}), $$
 
-    and an observed node u sends $\hat p(x_u \mid x_t) \propto k(x_t, x_t^{1..n}) (K_t + n \lambda
-    I)^{-1} k_u(x_u^{1..n}, x_u)$. Each template has its own pairs $(x_s^i, x_t^i)$; a message is
-    kept as its values at the support of the node that it goes to, never as coefficients, which lose
-    digits for small lambda. Three forms:
+    and an observed node u sends
+    $\hat p(x_u \mid x_t) \propto k(x_t, x_t^{1..n}) (K_t + n \lambda I)^{-1} k_u(x_u^{1..n}, x_u)$.
+    Each edge type has its own pairs $(x_s^i, x_t^i)$; a message is kept as its values at the
+    support of the node that it goes to, never as coefficients, which lose digits for small lambda.
+    Three forms:
 
-    - exact (default): values at all the samples of the templates that the node sends on; 2 m^2
+    - exact (default): values at all the samples of the edge types that the node sends on; 2 m^2
       flops a message and sample.
     - features (`landmarks`): the same values by r features, 2 m r twice.
     - constant time (`pivots`): values at l pivots of the product kernel $k^q$, 2 l^2, whatever m
@@ -111,34 +112,37 @@ def fit_belief_propagation(
     **Arguments:**
 
     - `graph`: from `pairwise_graph` or `grid_graph`.
-    - `kernels`: one kernel for all nodes, or a sequence with one for each kind of node.
-    - `regularizer`: lambda > 0, one number or one for each template `[T]`. The matrix inverted is
+    - `kernels`: one kernel for all nodes, a sequence with one for each node type, or a dict with a
+      kernel for a node of each type.
+    - `regularizer`: lambda > 0, one number or one for each edge type `[T]`. The matrix inverted is
       `K + n regularizer I`; S13 prints `K + lambda I`, so lambda_S13 = n regularizer.
-    - `pairs`: for each template the pairs `(first, second)`, samples `[m, ...]` for the two ends of
-      its edges. Where the same array stands in several templates, messages are kept at it once.
-    - `points`: instead of `pairs`, for each node a sample, all drawn jointly (the setting of S13 eq
-      30); for graphs where every edge is its own template.
+    - `pairs`: for each edge type the pairs `(first, second)`, samples `[m, ...]` for the two ends
+      of its edges. Where the same array stands in several edge types, messages are kept at it once.
+    - `points`: instead of `pairs`, for each node a sample, all drawn jointly, in order or as a dict
+      by node (the setting of S13 eq 30); for graphs where every edge is its own edge type.
     - `landmarks`: None for exact Gram matrices of hidden nodes; a rank, `Landmarks` or
       `RandomFourier` for features.
     - `landmarks_observed`: the same for the kernels of observed nodes.
-    - `pivots`: the number l of greedy pivots of each kind of hidden node, or `Landmarks` for all of
+    - `pivots`: the number l of greedy pivots of each type of hidden node, or `Landmarks` for all of
       them.
     - `order`: q, static; by default the largest number of messages that any node multiplies.
 
-    **Returns:** a `PropagationModel`. Cost for each direction of a template, with q points of
+    **Returns:** a `PropagationModel`. Cost for each direction of an edge type, with q points of
     support, O(m^3 + m^2 q) exact and O(m r^2 + q r^2) with features; samples of equal shapes are
     fitted by one compiled loop.
 
-    **Raises:** `ValueError` for a template, or a hidden node, without a sample; empty, unpaired or
-    non-finite samples; samples that are not of their kernel's domain, or of one kind of node but
+    **Raises:** `ValueError` for an edge type, or a hidden node, without a sample; empty, unpaired
+    or non-finite samples; samples that are not of their kernel's domain, or of one node type but
     different kinds of points; or a regularizer that is not positive.
     """
-    kernels = _as_kernels(kernels, graph.num_kinds)
+    kernels = _as_kernels(_in_order(graph, kernels, by_type=True), graph.num_node_types)
+    points = _in_order(graph, points)
     pairs, samples = _as_pairs(graph, kernels, pairs, points)
     ridges = _as_ridges(graph, kernels, samples, regularizer)
     hidden, watched = directed_edges(graph)
     segments = {
-        kind: _segments(graph, pairs, samples, kind, hidden) for kind in graph.hidden_kinds.tolist()
+        kind: _segments(graph, pairs, samples, kind, hidden)
+        for kind in graph.hidden_node_types.tolist()
     }
     order = None if pivots is None else _as_order(graph, order)
     chosen = {} if order is None else _choose_pivots(graph, kernels, samples, pivots, order)
@@ -170,7 +174,7 @@ def fit_belief_propagation(
     return PropagationModel(
         layout,
         kernels,
-        tuple(supports.get(kind) for kind in range(graph.num_kinds)),
+        tuple(supports.get(kind) for kind in range(graph.num_node_types)),
         samples,
         transfers[0],
         transfers[1],
@@ -198,12 +202,23 @@ def _fit_groups(graph: PairwiseGraph, regression: Any, hidden: dict, watched: di
     return Layout(graph, layouts[0], layouts[1]), transfers, features
 
 
+def _in_order(graph: PairwiseGraph, given: Any, by_type: bool = False) -> Any:
+    """What a dict gives for nodes by label or number, in order of the nodes (or of their types)."""
+    if not isinstance(given, dict):
+        return given
+    rows: list[Any] = [None] * (graph.num_node_types if by_type else graph.num_nodes)
+    for node, one in given.items():
+        index = graph.index(node)
+        rows[int(graph.node_types[index]) if by_type else index] = one
+    return rows
+
+
 def _as_kernels(kernels: Any, count: int) -> tuple[AbstractKernel, ...]:
     if isinstance(kernels, (list, tuple)):
         if len(kernels) != count:
             raise ValueError(
                 f"`kernels` holds {len(kernels)}; give one kernel, or one for each of {count} "
-                f"kinds of nodes."
+                f"node types."
             )
         return tuple(as_kernel(kernel) for kernel in kernels)
     return (as_kernel(kernels),) * count
@@ -213,14 +228,14 @@ def _as_ridges(
     graph: PairwiseGraph, kernels: tuple, samples: tuple, regularizer: ArrayLike
 ) -> Float[Array, " T"]:
     ridges = as_positive(regularizer, "regularizer")
-    if ridges.ndim > 1 or (ridges.ndim and ridges.shape[0] != graph.num_templates):
+    if ridges.ndim > 1 or (ridges.ndim and ridges.shape[0] != graph.num_edge_types):
         raise ValueError(
             f"`regularizer` has shape {ridges.shape}; give one number, or one for each of "
-            f"{graph.num_templates} templates."
+            f"{graph.num_edge_types} edge types."
         )
-    kind = graph.hidden_kinds[0]
+    kind = graph.hidden_node_types[0]
     dtype = jax.eval_shape(kernels[kind].diagonal, samples[kind]).dtype
-    return jnp.broadcast_to(ridges.astype(dtype), (graph.num_templates,))
+    return jnp.broadcast_to(ridges.astype(dtype), (graph.num_edge_types,))
 
 
 def _as_order(graph: PairwiseGraph, order: int | None) -> int:
@@ -235,26 +250,26 @@ def _as_order(graph: PairwiseGraph, order: int | None) -> int:
 
 
 def _as_pairs(graph: PairwiseGraph, kernels: tuple, pairs: Any, points: Any) -> tuple[list, tuple]:
-    """Checked pairs for each template, and for each kind its pooled sample."""
+    """Checked pairs for each edge type, and for each node type its pooled sample."""
     if (pairs is None) == (points is None):
-        raise ValueError("Give either `pairs` for each template, or `points` for each node.")
+        raise ValueError("Give either `pairs` for each edge type, or `points` for each node.")
     checked: dict[int, Points] = {}
 
     def check(sample: Points, name: str, kind: int) -> Points:
-        # The same array stays the same array: messages are kept once at what several templates
+        # The same array stays the same array: messages are kept once at what several edge types
         # share.
         if id(sample) not in checked:
             checked[id(sample)] = check_finite(as_points(sample, name), name)
         kernels[kind].check(checked[id(sample)], name)
         return checked[id(sample)]
 
-    owned: dict[int, list] = {kind: [] for kind in range(graph.num_kinds)}
+    owned: dict[int, list] = {kind: [] for kind in range(graph.num_node_types)}
     if points is not None:
         pairs = _pairs_of_nodes(graph, points, check, owned)
-    elif len(pairs) != graph.num_templates:
+    elif len(pairs) != graph.num_edge_types:
         raise ValueError(
-            f"`pairs` holds {len(pairs)} samples; give one pair for each of {graph.num_templates} "
-            f"templates."
+            f"`pairs` holds {len(pairs)} samples; give one pair for each of {graph.num_edge_types} "
+            f"edge types."
         )
     result = []
     for template, pair in enumerate(pairs):
@@ -264,21 +279,22 @@ def _as_pairs(graph: PairwiseGraph, kernels: tuple, pairs: Any, points: Any) -> 
                 f"{type(pair).__name__}."
             )
         names = [f"pairs[{template}][{end}]" for end in (0, 1)]
-        kinds = graph.ends[template].tolist()
+        node_types = graph.ends[template].tolist()
         first, second = (
-            check(part, name, kind) for part, name, kind in zip(pair, names, kinds, strict=True)
+            check(part, name, kind)
+            for part, name, kind in zip(pair, names, node_types, strict=True)
         )
         check_same_size(first, names[0], second, names[1])
-        for part, name, kind in zip((first, second), names, kinds, strict=True):
+        for part, name, kind in zip((first, second), names, node_types, strict=True):
             owned[kind] += [] if any(part is other for other in owned[kind]) else [part]
-            check_alike(part, name, owned[kind][0], f"other sample of nodes of kind {kind}")
+            check_alike(part, name, owned[kind][0], f"other sample of nodes of type {kind}")
         result.append((first, second))
-    for kind in graph.hidden_kinds.tolist():
+    for kind in graph.hidden_node_types.tolist():
         if not owned[kind]:
-            node = int(np.flatnonzero(graph.kinds == kind)[0])
+            node = int(np.flatnonzero(graph.node_types == kind)[0])
             raise ValueError(
-                f"Node {node} has no sample: it is on no edge, nor is any other node of its kind. "
-                f"Give `points`, or `kinds` to the "
+                f"Node {node} has no sample: it is on no edge, nor is any other node of its type. "
+                f"Give `points`, or `node_types` to the "
                 "graph so that it shares the sample of other nodes."
             )
     return result, tuple(_joined(parts) if parts else None for parts in owned.values())
@@ -287,10 +303,10 @@ def _as_pairs(graph: PairwiseGraph, kernels: tuple, pairs: Any, points: Any) -> 
 def _pairs_of_nodes(
     graph: PairwiseGraph, points: Sequence[Points], check: Any, owned: dict
 ) -> list:
-    if graph.num_templates != len(graph.edges) or graph.num_kinds != graph.num_nodes:
+    if graph.num_edge_types != len(graph.edges) or graph.num_node_types != graph.num_nodes:
         raise ValueError(
-            "`points` for each node need a graph without shared templates; give `pairs` for each "
-            "template."
+            "`points` for each node need a graph without shared edge types; give `pairs` for each "
+            "edge type."
         )
     if len(points) != graph.num_nodes:
         raise ValueError(
@@ -299,12 +315,12 @@ def _pairs_of_nodes(
     for node, sample in enumerate(points):
         if sample is None:
             raise ValueError(f"Node {node} has no sample: points[{node}] is None.")
-        kind = int(graph.kinds[node])
+        kind = int(graph.node_types[node])
         owned[kind].append(check(sample, f"points[{node}]", kind))
         check_same_size(
-            owned[kind][0], f"points[{node}]", owned[int(graph.kinds[0])][0], "points[0]"
+            owned[kind][0], f"points[{node}]", owned[int(graph.node_types[0])][0], "points[0]"
         )
-    order = np.argsort(graph.templates)
+    order = np.argsort(graph.edge_types)
     return [tuple(points[node] for node in edge) for edge in graph.edges[order].tolist()]
 
 
@@ -324,7 +340,7 @@ def _sides(pairs: list, direction: int) -> tuple[Points, Points]:
 def _segments(
     graph: PairwiseGraph, pairs: list, samples: tuple, kind: int, hidden: dict
 ) -> list[tuple[Points, int]]:
-    """The different samples on which nodes of a kind multiply messages, and where each begins in
+    """The different samples on which nodes of one type multiply messages, and where each begins in
     their support.
     """
     parts: list[tuple[Points, int]] = []
@@ -343,14 +359,14 @@ def _offset(segments: dict, graph: PairwiseGraph, pairs: list, direction: int) -
 def _choose_pivots(
     graph: PairwiseGraph, kernels: tuple, samples: tuple, pivots: Any, order: int
 ) -> dict[int, Landmarks]:
-    kinds = graph.hidden_kinds.tolist()
+    node_types = graph.hidden_node_types.tolist()
     if isinstance(pivots, Landmarks):
-        for kind in kinds:
-            check_alike(pivots.points, "pivots", samples[kind], f"sample of nodes of kind {kind}")
-        return dict.fromkeys(kinds, pivots)
+        for kind in node_types:
+            check_alike(pivots.points, "pivots", samples[kind], f"sample of nodes of type {kind}")
+        return dict.fromkeys(node_types, pivots)
     count = as_count(pivots, "pivots")
-    items = [(Power(kernels[kind], order), samples[kind]) for kind in kinds]
-    return dict(zip(kinds, map_alike(functools.partial(_greedy, count), items), strict=True))
+    items = [(Power(kernels[kind], order), samples[kind]) for kind in node_types]
+    return dict(zip(node_types, map_alike(functools.partial(_greedy, count), items), strict=True))
 
 
 @eqx.filter_jit

@@ -71,8 +71,8 @@ class Transfer(eqx.Module):
 
     A source is a vector of c numbers: the product of messages at the source's sample or at its
     pivots, or the code of an observation. `matrix` turns it into values at the target's support,
-    `[G, q, c]`; without pivots and evidence it acts on `features.from_sample` of the source, `[G,
-    q, r]`. `right` `[G, c, r]` is what `from_sample` would be of the basis vectors.
+    `[G, q, c]`; without pivots and evidence it acts on `features.from_sample` of the source,
+    `[G, q, r]`. `right` `[G, c, r]` is what `from_sample` would be of the basis vectors.
     """
 
     features: AbstractFeatures

@@ -4,6 +4,7 @@ import equinox as eqx
 import jax.numpy as jnp
 
 from .._checks import as_fraction, is_concrete
+from .._repr import with_numbers
 from .._typing import Array, ArrayLike, Bool, Float
 from ..embedding import normalized
 
@@ -28,6 +29,8 @@ class Clipping(eqx.Module):
     )
     normalize: bool = eqx.field(static=True, default=True)
 
+    __repr__ = with_numbers
+
     def __check_init__(self):
         tau = self.truncation
         if not self.clip and is_concrete(tau) and float(tau) > 0:
@@ -51,8 +54,8 @@ def clip_and_normalize(
 ) -> Float[Array, "*batch n"]:
     """Clip, truncate and normalize weights as `clipping` says, in O(n).
 
-    If clipping leaves nothing, all weights become equal (where `mask` is True, if given): the
-    prior said nothing. Gradients are those of the kept weights.
+    If clipping leaves nothing, all weights become equal (where `mask` is True, if given): the prior
+    said nothing. Gradients are those of the kept weights.
     """
     if clipping.clip:
         uniform = 1 / weights.shape[-1]

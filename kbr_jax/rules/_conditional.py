@@ -29,7 +29,7 @@ from ..features import (
     fit_features,
     lazy_gram,
 )
-from ..kernels import TensorProduct, as_kernel
+from ..kernels import KernelLike, TensorProduct, as_kernel
 from ._model import AbstractConditional, prior_coordinates
 from ._sample import AbstractSampleEmission
 
@@ -119,8 +119,8 @@ class ConditionalEmbedding(AbstractSampleEmission, AbstractConditional):
 
 
 def fit_conditional(
-    kernel_x: Any,
-    kernel_y: Any,
+    kernel_x: KernelLike,
+    kernel_y: KernelLike,
     x: Points,
     y: Points,
     *,
@@ -176,7 +176,7 @@ def fit_conditional(
     if solver is None or landmarks_y is not None:
         features_y = fit_features(kernel_y, y, landmarks_y, mask)
     else:
-        features_y = lazy_gram(kernel_y, y, ConjugateGradient(rank=0, block=solver.block))
+        features_y = lazy_gram(kernel_y, y, ConjugateGradient(rank=0, block_size=solver.block_size))
     regularizer = as_regularizer(regularizer, "regularizer", features_x.dtype)
     factor = features_x.ridge(regularizer)
     return ConditionalEmbedding(features_x, features_y, regularizer, factor)
@@ -189,8 +189,8 @@ def condition(model: AbstractConditional, x: Point | Points) -> Embedding:
 
     **Arguments:** `x`, one point or a batch `[b, ...]`.
 
-    **Returns:** an `Embedding` on the training y (on the landmarks of y for moments), weights
-    `[n]` or `[b, n]`. Cost O(b n^2) exact, O(b n r) with landmarks.
+    **Returns:** an `Embedding` on the training y (on the landmarks of y for moments), weights `[n]`
+    or `[b, n]`. Cost O(b n^2) exact, O(b n r) with landmarks.
     """
     coordinates, single = checked_coordinates(model.features_x, x, "x")
     weights = model.weights(coordinates)
@@ -207,8 +207,8 @@ def condition_centered(
 
     - `"affine"`: $\beta(x) = 1/n + (H K H + n \lambda I)^{-1} H (k(X, x) - K 1 / n)$. Ridge
       regression with an intercept; the weights sum to 1.
-    - `"song2009"`: $\beta(x) = (H K + n \lambda I)^{-1} H k(X, x)$ (S09 theorem 5, as printed).
-      It leaves out both means. Its weights sum to 0, and it embeds no distribution.
+    - `"song2009"`: $\beta(x) = (H K + n \lambda I)^{-1} H k(X, x)$ (S09 theorem 5, as printed). It
+      leaves out both means. Its weights sum to 0, and it embeds no distribution.
 
     Arguments, result and cost are those of `condition`, plus one factorization in each call.
 
@@ -257,8 +257,8 @@ def conditional_expectation(
 def conditional_cross_covariance(model: AbstractConditional, x: Point | Points) -> CrossCovariance:
     r"""Embed the covariance of Y and Z given x, $\mu_{YZ|x} - \mu_{Y|x} \otimes \mu_{Z|x}$.
 
-    In weights, $B = \operatorname{diag}(\beta) - \beta \beta^\top$ with $\beta$ of `condition`
-    (S09 eq 9).
+    In weights, $B = \operatorname{diag}(\beta) - \beta \beta^\top$ with $\beta$ of `condition` (S09
+    eq 9).
 
     **Arguments:** `model` of P((Y, Z) | X), fitted with `kernel_y = TensorProduct((ky, kz))` and
     `y = (y, z)`; `x`, one point or a batch.

@@ -147,9 +147,8 @@ class AbstractConditional(AbstractEmission):
         regularizer: Float[Array, ""],
         importance: bool,
     ) -> Array:
-        r"""Density ratio of posterior to prior as a function of y: $g = K ((D K)^2 + \delta I)^{-1}
-        D
-        k$.
+        r"""Density ratio of posterior to prior as a function of y:
+        $g = K ((D K)^2 + \delta I)^{-1} D k$.
 
         For importance weights $(K D + \delta I)^{-1} k$.
         """

@@ -7,8 +7,8 @@ x and y). With G the Gram matrix of x, $\tilde G = k(X, \tilde X)$ and K the Gra
 $$ w = (G + n \lambda I)^{-1} \tilde G \alpha, \qquad D = \operatorname{diag}(w), \qquad
    \Lambda = (G + n \lambda I)^{-1} \tilde G \operatorname{diag}(\alpha). $$
 
-The papers know two estimators. One stands on the training pairs (`"pairs"`, form (b)), the other
-on the points of the prior (`"prior"`, form (a)).
+The papers know two estimators. One stands on the training pairs (`"pairs"`, form (b)), the other on
+the points of the prior (`"prior"`, form (a)).
 """
 
 from typing import Literal
@@ -70,8 +70,8 @@ def bayes_rule(
 ) -> Embedding:
     r"""Embed the posterior $Q(X | y) \propto P(y | X) \pi(X)$. With $k = k(Y, y)$:
 
-    - `"pairs"`: $\beta = D K ((D K)^2 + \delta I)^{-1} D k$ on the training x (S13 eq 24, F11
-      eq 14);
+    - `"pairs"`: $\beta = D K ((D K)^2 + \delta I)^{-1} D k$ on the training x (S13 eq 24, F11 eq
+      14);
     - `"prior"`: $\beta = \Lambda^\top K ((D K)^2 + \delta I)^{-1} D k$ on the points of the prior
       (S13 eq 23 corrected: its $(D K)^2$ is printed where $(K D)^2$ must stand);
     - `"importance"`: $\beta = \sqrt{D} (\sqrt{D} K \sqrt{D} + \delta I)^{-1} \sqrt{D} k$ on the
@@ -83,13 +83,13 @@ def bayes_rule(
     - `model` of P(Y | X); `prior` over X, unbatched, of m points.
     - `y`: one observation, or a batch `[b, ...]` that shares one factorization.
     - `regularizer`: delta > 0. It acts on the squared operator: eigenvalues below sqrt(delta) are
-      cut. It does not scale with n, for weights that sum to about 1. As delta -> 0 the prior
-      drops out. For `"importance"` it is the ridge itself.
+      cut. It does not scale with n, for weights that sum to about 1. As delta -> 0 the prior drops
+      out. For `"importance"` it is the ridge itself.
     - `clipping`: what is done to w before use; `Clipping(False, 0.0, False)` is the papers' rule.
 
     **Returns:** an `Embedding` over X with weights `[n]` (`[m]` for `"prior"`), or `[b, ...]`. They
-    may be signed and need not sum to 1: see `normalize`. Cost O(n^3 + b n^2) exact,
-    O(n r^2 + r^3 + b n r) with landmarks of y, and O(K q^2 + q^3) with moments.
+    may be signed and need not sum to 1: see `normalize`. Cost O(n^3 + b n^2) exact, O(n r^2 + r^3 +
+    b n r) with landmarks of y, and O(K q^2 + q^3) with moments.
 
     **Raises:** `ValueError` for points of another kind, a regularizer that is not positive, an
     unknown estimator, importance weights that are not clipped, or moments that cannot clip.

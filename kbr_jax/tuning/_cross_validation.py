@@ -12,11 +12,16 @@ import numpy as np
 from jax import lax
 
 from .._checks import as_count, as_points, size, take
+from .._repr import with_numbers
 from .._typing import Array, Float, Int, Points, PRNGKeyArray
 
 
 def cross_validate(
-    score: Callable[[Any, Any], Any], data: Points, folds: int, *, key: PRNGKeyArray | None = None
+    score: Callable[[Any, Any], Any],
+    data: Points,
+    num_folds: int,
+    *,
+    key: PRNGKeyArray | None = None,
 ) -> Any:
     """Mean of a score over k splits of the data, each part held out once.
 
@@ -24,8 +29,8 @@ def cross_validate(
 
     - `score(training, held_out)`: fit on the one, measure on the other; both are trees like `data`.
       For a filter, `data` may be a set of sequences `[sequences, T, ...]`.
-    - `data`: a tree of arrays with n rows. `folds`: k, 2 to n (static). Held-out parts are of n //
-      k rows; where k does not divide n, the rows left over are always trained on.
+    - `data`: a tree of arrays with n rows. `num_folds`: k, 2 to n (static). Held-out parts are of n
+      // k rows; where k does not divide n, the rows left over are always trained on.
     - `key`: to shuffle the rows; without it parts are stretches of consecutive rows, as time series
       need.
 
@@ -35,7 +40,7 @@ def cross_validate(
     **Raises:** `ValueError` for fewer than two folds, or more than rows.
     """
     data = as_points(data, "data")
-    training, held_out = _splits(size(data), as_count(folds, "folds", data, "data"), key)
+    training, held_out = _splits(size(data), as_count(num_folds, "num_folds", data, "data"), key)
 
     @jax.checkpoint
     def one(split):
@@ -48,7 +53,7 @@ def _splits(
     n: int, folds: int, key: PRNGKeyArray | None
 ) -> tuple[Int[Array, "k t"], Int[Array, "k h"]]:
     if folds < 2:
-        raise ValueError("One fold leaves nothing to train on: `folds` must be at least 2.")
+        raise ValueError("One fold leaves nothing to train on: `num_folds` must be at least 2.")
     held = n // folds
     order = jnp.arange(n) if key is None else jax.random.permutation(key, n)
     parts = np.arange(held * folds).reshape(folds, held)
@@ -56,7 +61,7 @@ def _splits(
     return order[rest], order[parts]
 
 
-class Grid(eqx.Module):
+class GridSearchResult(eqx.Module):
     """What `grid_search` found.
 
     `values` of the loss, an axis for each leaf of the grid; the best `parameters` and their
@@ -67,19 +72,21 @@ class Grid(eqx.Module):
     parameters: Any
     value: Float[Array, ""]
 
+    __repr__ = with_numbers
 
-def grid_search(loss: Callable[[Any], Any], grid: Any, *, batch: int = 1) -> Grid:
+
+def grid_search(loss: Callable[[Any], Any], grid: Any, *, batch_size: int = 1) -> GridSearchResult:
     """The loss at every combination of candidate values, in one compiled program.
 
     **Arguments:**
 
     - `loss(parameters)`, a scalar, bound to its data as for `tune`; `grid`: the tree of
       `parameters` with a vector of candidates at each leaf.
-    - `batch`: combinations evaluated side by side (static): as many as memory allows on an
+    - `batch_size`: combinations evaluated side by side (static): as many as memory allows on an
       accelerator, 1 on a CPU.
 
-    **Returns:** a `Grid`. Losses that are not finite never win. Cost: the product of the numbers of
-    candidates, times the loss.
+    **Returns:** a `GridSearchResult`. Losses that are not finite never win. Cost: the product of
+    the numbers of candidates, times the loss.
 
     **Raises:** `ValueError` for a grid whose leaves are not vectors, or a loss that is not finite
     anywhere.
@@ -91,13 +98,15 @@ def grid_search(loss: Callable[[Any], Any], grid: Any, *, batch: int = 1) -> Gri
     index = jnp.unravel_index(jnp.arange(int(np.prod(shape))), shape)
     combinations = [leaf[i] for leaf, i in zip(leaves, index, strict=True)]
 
-    values = _evaluate(loss, jax.tree.unflatten(treedef, combinations), as_count(batch, "batch"))
+    values = _evaluate(
+        loss, jax.tree.unflatten(treedef, combinations), as_count(batch_size, "batch_size")
+    )
     finite = jnp.where(jnp.isfinite(values), values, jnp.inf)
     best = jnp.argmin(finite)
     if not bool(jnp.isfinite(finite[best])):
         raise ValueError("The loss is not finite anywhere on the grid.")
     parameters = jax.tree.unflatten(treedef, [leaf[best] for leaf in combinations])
-    return Grid(values.reshape(shape), parameters, values[best])
+    return GridSearchResult(values.reshape(shape), parameters, values[best])
 
 
 @eqx.filter_jit

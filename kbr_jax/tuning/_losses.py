@@ -1,6 +1,5 @@
 r"""What hyperparameters are learned by: pure, differentiable functions of fitted models and
-held-out
-data.
+held-out data.
 
 A loss that is measured in the RKHS of a kernel under learning can be made small by making the
 kernel flat: give such losses a fixed reference `kernel`.
@@ -20,13 +19,13 @@ from .._typing import Array, ArrayLike, Float, Points
 from ..embedding import Embedding, embed, squared_mmd
 from ..features import AbstractFeatures, DenseGram, LazyGram
 from ..filtering import AbstractFilter, FilterOutput, belief, run_filter, state_mean
-from ..kernels import AbstractKernel, as_kernel, gram_matvec
+from ..kernels import AbstractKernel, KernelLike, as_kernel, gram_matvec
 from ..moments import ravel_point
 from ..rules import AbstractConditional, bayes_rule, condition
 
 
 def regression_loss(
-    model: AbstractConditional, x: Points, y: Points, *, kernel: Any = None
+    model: AbstractConditional, x: Points, y: Points, *, kernel: KernelLike | None = None
 ) -> Float[Array, ""]:
     r"""Vector-valued regression loss on held-out pairs, $\frac1m \sum_i | \phi(y_i) -
     \hat\mu_{Y|x_i}
@@ -44,7 +43,9 @@ def regression_loss(
     return jnp.mean(_errors(condition(model, x), y, kernel, "y"))
 
 
-def _errors(beliefs: Embedding, points: Points, kernel: Any, name: str) -> Float[Array, " m"]:
+def _errors(
+    beliefs: Embedding, points: Points, kernel: KernelLike | None, name: str
+) -> Float[Array, " m"]:
     r"""$| \phi(z_i) - \mu_i |^2$ for m embeddings on one sample and m points."""
     check_alike(points, name, beliefs.points, f"training {name}")
     kernel = beliefs.kernel if kernel is None else as_kernel(kernel)
@@ -60,7 +61,7 @@ def _errors(beliefs: Embedding, points: Points, kernel: Any, name: str) -> Float
 
 
 def leave_out_loss(
-    model: AbstractConditional, *, block: int = 1, kernel: Any = None
+    model: AbstractConditional, *, num_left_out: int = 1, kernel: KernelLike | None = None
 ) -> Float[Array, ""]:
     r"""Leave-one-out (or leave-block-out) regression loss of a fitted model, without refitting:
 
@@ -73,20 +74,20 @@ def leave_out_loss(
     **Arguments:**
 
     - `model`: fitted to all n pairs, exact or with landmarks.
-    - `block`: size of the blocks left out (static), consecutive pairs; 1 is leave-one-out, n / k is
-      k-fold. It must divide n.
+    - `num_left_out`: size of the blocks left out (static), consecutive pairs; 1 is leave-one-out, n
+      / k is k-fold. It must divide n.
     - `kernel` of y that measures the error, by default the model's own (with landmarks on y: the
       distance of features).
 
-    **Returns:** a scalar. Cost O(n^3) exact; with landmarks on x O(n^2 (d + r) + n block^2) in
-    memory O(n (r + block)), and on y too, without a `kernel`, O(n r (r + block) + n block^2).
+    **Returns:** a scalar. Cost O(n^3) exact; with landmarks on x O(n^2 (d + r) + n b^2) in memory
+    O(n (r + b)), and on y too, without a `kernel`, O(n r (r + b) + n b^2).
 
-    **Raises:** `ValueError` if `block` does not divide n, for padded data with `block` > 1, for
-    moments, which hold no pairs, or a model without a factor.
+    **Raises:** `ValueError` if `num_left_out` does not divide n, for padded data with
+    `num_left_out` > 1, for moments, which hold no pairs, or a model without a factor.
     """
     features, coordinates = model.sample()
     x, y = features.points, coordinates.points
-    count = as_count(block, "block", x, "model.x")
+    count = as_count(num_left_out, "num_left_out", x, "model.x")
     if isinstance(features, LazyGram):
         raise ValueError(
             "Leaving out needs a factored Gram matrix: fit the model without a `solver`, or with "
@@ -95,22 +96,22 @@ def leave_out_loss(
     if features.size % count or (features.mask is not None and count > 1):
         raise ValueError(
             f"Blocks of {count} must divide {features.size} pairs without padding; use another "
-            f"`block`, or `cross_validate`."
+            f"`num_left_out`, or `cross_validate`."
         )
     # Where nothing is left to learn from, the prediction is 0 for any ridge.
     ridge = jnp.where(features.count > count, features.count - count, 1) * model.regularizer
     of_features = kernel is None
-    kernel = model.kernel_y if kernel is None else as_kernel(kernel)
+    measure = model.kernel_y if kernel is None else as_kernel(kernel)
     if of_features and not isinstance(coordinates, (DenseGram, LazyGram)):
         errors = jnp.sum(_left_out(features, ridge, count)(coordinates.matrix) ** 2, axis=-1)
     elif isinstance(features, DenseGram):
         residual = _left_out(features, ridge, count)(jnp.eye(features.size, dtype=features.dtype))
         errors = jnp.sum(
-            matmul(residual, kernel.gram(y, y).astype(residual.dtype)) * residual,
+            matmul(residual, measure.gram(y, y).astype(residual.dtype)) * residual,
             axis=-1,
         )
     else:
-        errors = _low_rank_errors(features, ridge, count, kernel, y)
+        errors = _low_rank_errors(features, ridge, count, measure, y)
     return jnp.sum(features.uniform * errors)
 
 
@@ -200,14 +201,13 @@ def marginal_loss(
     y: Points,
     *,
     regularizer: ArrayLike,
-    kernel: Any,
+    kernel: KernelLike,
     estimator: Literal["pairs", "prior", "importance"] = "pairs",
     prior: Embedding | None = None,
     **options: Any,
 ) -> Float[Array, ""]:
     r"""Model selection for Bayes' rule (F11 section 4.2): posteriors, averaged over the marginal of
-    y,
-    give back the marginal of x.
+    y, give back the marginal of x.
 
     $$ \Big| \frac1m \sum_j \hat\mu_{X|y_j} - \frac1m \sum_j \phi(x_j) \Big|^2 $$
 
@@ -244,13 +244,12 @@ def filter_loss(
     observed: ArrayLike | None = None,
     counted: ArrayLike | None = None,
     burn_in: int = 0,
-    kernel: Any = None,
+    kernel: KernelLike | None = None,
     decode: Callable[[Embedding], Points] | None = None,
     checkpoint_every: int | None = None,
 ) -> Float[Array, ""]:
     r"""Error of a filter on a held-out sequence: squared distance of the decoded belief to the
-    state,
-    mean over time.
+    state, mean over time.
 
     $$ \frac{1}{T} \sum_t | \hat s_t - s_t |^2 \quad\text{or, with a `kernel`,}\quad \frac{1}{T}
        \sum_t | \hat\mu_t - \phi(s_t) |^2. $$
@@ -318,10 +317,11 @@ def _squared_errors(estimates: Points, states: Points) -> Float[Array, " T"]:
     return jnp.sum((found - true) ** 2, axis=-1)
 
 
-def mmd_power(kernel: Any, x: Points, y: Points, *, floor: ArrayLike = 1e-8) -> Float[Array, ""]:
+def mmd_power(
+    kernel: KernelLike, x: Points, y: Points, *, floor: ArrayLike = 1e-8
+) -> Float[Array, ""]:
     r"""Criterion of the asymptotic power of the MMD test (Liu et al. 2020, eq 3 to 5); maximize it
-    over
-    kernels on a split of the data.
+    over kernels on a split of the data.
 
     $$ J = \frac{\mathrm{MMD}_u^2}{\hat\sigma}, \quad h_{ij} = k(x_i, x_j) + k(y_i, y_j) - k(x_i,
        y_j) - k(y_i, x_j), \quad

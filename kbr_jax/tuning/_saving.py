@@ -33,8 +33,7 @@ def save(
     path: str | os.PathLike, tree: Any, *, functions: Mapping[str, Callable] | None = None
 ) -> None:
     r"""Save a fitted object, or a tree of them, to one file that `load` reads without being told
-    what
-    is in it.
+    what is in it.
 
     The file is a zip of the arrays, as NumPy's `.npy`, and of the structure as JSON. An array that
     occurs twice in the tree is stored once. The file takes its name, from an older one if need be,
@@ -84,8 +83,7 @@ def save(
 
 def load(path: str | os.PathLike, *, functions: Mapping[str, Callable] | None = None) -> Any:
     r"""Load what `save` wrote. Objects are put together from their fields; no constructor and no
-    code
-    of the file runs.
+    code of the file runs.
 
     **Arguments:** `path`; `functions`, the functions and classes that the tree was saved with,
     under the same names.
@@ -196,7 +194,8 @@ class _Encoder:
             raise ValueError(
                 f"`{where}` is {name}, which {_ROOT} could not find again. Store functions and "
                 f"classes of your own by "
-                'name, `save(path, tree, functions={"name": it})` and `load(path, functions={"name": it})`; or take it out.'
+                'name, `save(path, tree, functions={"name": it})` and '
+                '`load(path, functions={"name": it})`; or take it out.'
             )
         return {
             "object": [

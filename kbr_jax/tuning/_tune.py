@@ -16,55 +16,49 @@ import optax
 from jax import lax
 
 from .._checks import as_count, is_concrete
+from .._repr import with_numbers
 from .._typing import Array, Bool, Float, Int, PRNGKeyArray
 from ._progress import progress_bar
 from ._saving import load, save
 
-#: Steps in one compiled program; between two the progress is shown, and stopping is decided.
+#: Steps in one compiled program. Between two of them the progress is shown.
 _CHUNK = 10
+
+#: Steps between two writes of a checkpoint.
+_CHECKPOINT_STEPS = 100
 
 
 class History(eqx.Module):
-    """What happened at each step; with many starts every array has them along its first axis.
+    """What happened at each step.
 
-    - `loss` `[steps]`: at the parameters tried, NaN or infinite where they were rejected; `loss[0]`
+    - `loss` `[steps]`: at the parameters tried, NaN or infinite where they were rejected. `loss[0]`
       is that of the initial ones.
     - `validation` `[steps]`: NaN at steps without one; None without a validation loss.
-    - `accepted` `[steps]`: False where loss or gradient was not finite: the step was halved and
-      tried again.
-    - `parameters`: the parameters tried, a leading axis of steps on every leaf; None unless
-      `record=True`.
-
-    A descent that has stopped repeats its last point until its chunk of steps, or the last of many
-    starts, is over.
+    - `accepted` `[steps]`: False where loss or gradient was not finite. The step was then halved
+      and tried again.
     """
 
     loss: Float[Array, "*steps"]
     validation: Float[Array, "*steps"] | None
     accepted: Bool[Array, "*steps"]
-    parameters: Any
+
+    __repr__ = with_numbers
 
 
 class TuneResult(eqx.Module):
-    """What `tune` found; with many starts every array has them along its first axis.
+    """What `tune` found.
 
-    - `parameters`: the best seen, by the validation loss if there is one; `value`: the loss they
-      were chosen by; `step`: when.
-    - `history`: all steps that were taken; with early stopping fewer than asked for.
+    - `parameters`: the best seen, by the validation loss if there is one.
+    - `value`: the loss they were chosen by; `step`: when it was seen.
+    - `history`: all steps.
     """
 
     parameters: Any
-    value: Float[Array, "*starts"]
-    step: Int[Array, "*starts"]
+    value: Float[Array, ""]
+    step: Int[Array, ""]
     history: History
 
-    @property
-    def best(self) -> Any:
-        """The parameters of the best start; without starts, `parameters`."""
-        if self.value.ndim == 0:
-            return self.parameters
-        tuned, fixed = eqx.partition(self.parameters, eqx.is_inexact_array)
-        return eqx.combine(jax.tree.map(lambda leaf: leaf[jnp.argmin(self.value)], tuned), fixed)
+    __repr__ = with_numbers
 
 
 class _State(eqx.Module):
@@ -72,14 +66,11 @@ class _State(eqx.Module):
 
     trial: list[Array]  # what is tried next
     last: list[Array]  # the last point where loss and gradient were finite
-    move: list[
-        Array
-    ]  # the optimizer's update there; halved whenever it leads to a point that is not finite
+    move: list[Array]  # the optimizer's update there, halved if it leads where nothing is finite
     optimizer: Any  # its state, for the tree of parameters
     best: list[Array]
     value: Float[Array, ""]
     step: Int[Array, ""]
-    stale: Int[Array, ""]  # validations since the best
 
 
 class _Problem(eqx.Module):
@@ -95,8 +86,6 @@ class _Problem(eqx.Module):
     validation: Callable | None
     optimizer: optax.GradientTransformationExtraArgs = eqx.field(static=True)
     every: int = eqx.field(static=True)
-    patience: int | None = eqx.field(static=True)
-    record: bool = eqx.field(static=True)
 
     def tree(self, leaves: list[Array]) -> Any:
         return jax.tree.unflatten(self.treedef, leaves)
@@ -113,8 +102,8 @@ class _Problem(eqx.Module):
             optimizer = self.optimizer.init(self.tree(free))
             dtype = jnp.result_type(*free)
         still = jax.tree.map(jnp.zeros_like, free)
-        count = jnp.zeros((), int)
-        return _State(free, free, still, optimizer, free, jnp.asarray(jnp.inf, dtype), count, count)
+        worst = jnp.asarray(jnp.inf, dtype)
+        return _State(free, free, still, optimizer, free, worst, jnp.zeros((), int))
 
     def step(
         self, state: _State, number: Int[Array, ""], key: PRNGKeyArray | None
@@ -152,14 +141,8 @@ class _Problem(eqx.Module):
             best=where(better, state.trial, state.best),
             value=jnp.where(better, score, state.value),
             step=jnp.where(better, number, state.step),
-            stale=jnp.where(better, 0, state.stale + scored.astype(state.stale.dtype)),
         )
-        parameters = (
-            eqx.filter(self.decode(state.trial), eqx.is_inexact_array) if self.record else None
-        )
-        return new, History(
-            value, score if self.validation is not None else None, accepted, parameters
-        )
+        return new, History(value, None if self.validation is None else score, accepted)
 
     def update(
         self, loss: Callable, state: _State, value: Float[Array, ""], gradient: list[Array]
@@ -192,116 +175,97 @@ class _Problem(eqx.Module):
         )
         return score, scored
 
-    def done(self, state: _State) -> Bool[Array, ""]:
-        return jnp.asarray(False) if self.patience is None else state.stale >= self.patience
-
 
 def tune(
     loss: Callable,
     initial: Any,
     optimizer: optax.GradientTransformation,
     *,
-    steps: int,
+    num_steps: int,
     positive: Callable[[Any], Any] | None = None,
     validation: Callable | None = None,
     validate_every: int = 1,
-    patience: int | None = None,
     key: PRNGKeyArray | None = None,
-    starts: bool = False,
-    record: bool = False,
     progress: bool = True,
     checkpoint: str | os.PathLike | None = None,
-    checkpoint_every: int = 100,
 ) -> TuneResult:
-    r"""Minimise a differentiable loss over a pytree of parameters: bandwidths, regularizers,
-    landmark
-    positions, whole kernels.
+    r"""Minimize a differentiable loss over a pytree of parameters.
 
-    Fit inside the loss: `lambda p: filter_loss(KernelBayesFilter.fit(Gaussian(p["h"]), ...),
-    states, observations)`.
+    Parameters are bandwidths, regularizers, landmark positions, whole kernels. Fit inside the loss:
+    `lambda p: filter_loss(fit_filter(Gaussian(p["h"]), ...), state, observations)`.
 
     **Arguments:**
 
-    - `loss(parameters)`, a scalar; with a `key`, `loss(parameters, key)`, where the key differs
+    - `loss(parameters)`, a scalar. With a `key` it is `loss(parameters, key)`, and the key differs
       from step to step: for minibatches (`minibatch`) and random features. Calls with one function
-      and one optimizer share a compiled program: give what differs between them, the data, as
+      and one optimizer share a compiled program. Give what differs between them, the data, as
       `jax.tree_util.Partial(loss, data=data)`.
-    - `initial`: any pytree. Its floating-point arrays and Python floats are tuned; everything else
-      stays as it is.
-    - `optimizer`: any of optax that needs no more than gradient, parameters, value and the loss
-      itself (`value_fn`), with schedules, masks and labels, for example `optax.adam(3e-2)`, or
-      `optax.lbfgs()` where the loss is without noise. It sees the tree of `initial` with None for
-      what stays as it is, and logarithms of positive parameters.
-    - `steps`: evaluations of the loss and its gradient (static); the first is at `initial`.
-    - `positive`: says which parameters are positive: of the tree, it returns the leaf, the subtree,
-      or a tuple of these, as `lambda p: (p["h"], p["epsilon"])`. Those are tuned by their
-      logarithm, in which learning rates are relative changes; `loss` sees natural units.
-    - `validation(parameters)`: what the result is chosen by, every `validate_every` steps; without
-      it the loss itself.
-    - `patience`: stop after so many validations without a better one.
-    - `starts`: True if every tuned leaf of `initial` has a leading axis of starts, which descend
-      side by side in one program.
-    - `record`: keep the parameters of all steps in the history.
+    - `initial`: any pytree. Its floating-point arrays and Python floats are tuned. All else stays.
+    - `optimizer`: of optax, with schedules, masks and labels, for example `optax.adam(3e-2)`; or
+      `optax.lbfgs()` where the loss has no noise. It sees the tree of `initial` with None for what
+      stays, and logarithms of positive parameters.
+    - `num_steps`: evaluations of the loss and its gradient (static); the first is at `initial`.
+    - `positive`: says which parameters are positive. Of the tree it returns the leaf, the subtree,
+      or a tuple of these, as `lambda p: (p["h"], p["epsilon"])`. They are tuned by their logarithm,
+      so learning rates are relative changes. `loss` sees natural units.
+    - `validation(parameters)`: the result is chosen by it, every `validate_every` steps; without it
+      by the loss itself.
     - `progress`: a bar with the loss and the scalar parameters, where tqdm is installed.
-    - `checkpoint`: a file, written every `checkpoint_every` steps and at the end, from which the
-      same call goes on; the result is the one without interruption. `steps` may have been raised
-      meanwhile.
+    - `checkpoint`: a file, written every 100 steps and at the end, from which the same call goes
+      on. The result is the one without interruption. `num_steps` may have been raised meanwhile.
 
-    Where loss or gradient is not finite, the step that led there is halved, again and again; such
-    points are marked in the history and never returned.
+    Where loss or gradient is not finite, the step that led there is halved, again and again. Such
+    points are marked in the history and never returned. For several starts call `tune` for each:
+    the calls share one compiled program.
 
     **Returns:** `TuneResult`. Cost: a gradient a step, at most about four times the loss; and one
     for each trial of a line search.
 
     **Raises:** `ValueError` if nothing can be tuned, `positive` returns anything but leaves of its
-    argument, a positive parameter is not, the loss is not finite at `initial` (of all starts), or
-    the checkpoint is of another run.
+    argument, a positive parameter is not, the loss is not finite at `initial`, or the checkpoint is
+    of another run.
     """
-    steps = as_count(steps, "steps")
-    problem, free = _problem(
-        loss, initial, optimizer, positive, validation, validate_every, patience, record
-    )
-    states = eqx.filter_vmap(problem.start)(free) if starts else problem.start(free)
-    resumed = None if checkpoint is None else _resume(checkpoint, free, states, key, record)
-    done, states, parts = (0, states, []) if resumed is None else resumed
-    saved, stopped = done, bool(jnp.all(problem.done(states)))
-    with progress_bar(steps, progress) as bar:
+    num_steps = as_count(num_steps, "num_steps")
+    problem, free = _problem(loss, initial, optimizer, positive, validation, validate_every)
+    state = problem.start(free)
+    resumed = None if checkpoint is None else _resume(checkpoint, free, state, key)
+    done, state, parts = (0, state, []) if resumed is None else resumed
+    saved = done
+    with progress_bar(num_steps, progress) as bar:
         bar.update(done)
         bar.show({"first": "compiling"})
-        while done < steps and not stopped:
-            states, part = _run(problem, states, jnp.asarray(done), jnp.asarray(steps), key, starts)
-            count = min(_CHUNK, steps - done)
-            parts.append(_first(part, count, starts))
-            done, stopped = done + count, bool(jnp.all(problem.done(states)))
-            if len(parts) == 1 and not bool(jnp.any(parts[0].accepted[..., 0])):
+        while done < num_steps:
+            state, part = _run(problem, state, jnp.asarray(done), jnp.asarray(num_steps), key)
+            count = min(_CHUNK, num_steps - done)
+            parts.append(jax.tree.map(lambda leaf, n=count: leaf[:n], part))
+            done += count
+            if len(parts) == 1 and not bool(parts[0].accepted[0]):
                 raise ValueError(
                     "The loss or its gradient is not finite at the initial parameters; start "
-                    "elsewhere, for example with "
-                    "larger regularizers and bandwidths near the median distance."
+                    "elsewhere, for example with larger regularizers and bandwidths near the "
+                    "median distance."
                 )
             bar.update(count)
             if bar:
-                bar.show(_summary(problem, states, parts, starts))
-            if checkpoint is not None and (stopped or done >= min(steps, saved + checkpoint_every)):
+                bar.show(_summary(problem, state, parts))
+            if checkpoint is not None and done >= min(num_steps, saved + _CHECKPOINT_STEPS):
                 saved = done
-                _save(checkpoint, free, done, states, parts, key)
-    history = jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=int(starts)), *parts)
-    decode = eqx.filter_vmap(problem.decode, out_axes=eqx.if_array(0)) if starts else problem.decode
-    return TuneResult(decode(states.best), states.value, states.step, history)
+                _save(checkpoint, free, done, state, parts, key)
+    history = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
+    return TuneResult(problem.decode(state.best), state.value, state.step, history)
 
 
-def minibatch(key: PRNGKeyArray, data: Any, size: int) -> Any:
-    """`size` rows (static), drawn without replacement, of a tree of arrays with a common leading
-    axis; cost O(n).
+def minibatch(data: Any, num_rows: int, *, key: PRNGKeyArray) -> Any:
+    """Draw rows (static number), without replacement, of a tree of arrays with one leading axis.
+
+    Cost O(n). **Raises:** `ValueError` for more rows than there are.
     """
-    count = as_count(size, "size", data, "data")
+    count = as_count(num_rows, "num_rows", data, "data")
     index = jax.random.choice(key, jax.tree.leaves(data)[0].shape[0], (count,), replace=False)
     return jax.tree.map(lambda leaf: leaf[index], data)
 
 
-def _problem(
-    loss, initial, optimizer, positive, validation, every, patience, record
-) -> tuple[_Problem, list[Array]]:
+def _problem(loss, initial, optimizer, positive, validation, every) -> tuple[_Problem, list[Array]]:
     """The parts of a problem, and the initial parameters in free coordinates."""
     initial = jax.tree.map(
         lambda leaf: jnp.asarray(leaf) if isinstance(leaf, (float, np.ndarray)) else leaf, initial
@@ -324,8 +288,6 @@ def _problem(
         validation=validation,
         optimizer=optax.with_extra_args_support(optimizer),
         every=as_count(every, "validate_every"),
-        patience=None if patience is None else as_count(patience, "patience"),
-        record=record,
     )
     return problem, [jnp.log(leaf) if log else leaf for leaf, log in zip(leaves, mask, strict=True)]
 
@@ -346,65 +308,42 @@ def _positive(choose: Callable[[Any], Any] | None, treedef: Any) -> tuple[bool, 
 
 @eqx.filter_jit
 def _run(
-    problem: _Problem,
-    states: _State,
-    first: Int[Array, ""],
-    limit: Int[Array, ""],
-    key,
-    starts: bool,
-):
-    """Some steps of one descent, or of many side by side."""
+    problem: _Problem, state: _State, first: Int[Array, ""], limit: Int[Array, ""], key
+) -> tuple[_State, History]:
+    """A chunk of steps. Beyond the limit nothing changes."""
 
-    def run(problem, state):
-        def step(state, number):
-            new, record = problem.step(state, number, key)
-            going = ~problem.done(state) & (number < limit)
-            return jax.tree.map(lambda n, o: jnp.where(going, n, o), new, state), record
+    def step(state, number):
+        new, record = problem.step(state, number, key)
+        return jax.tree.map(lambda n, o: jnp.where(number < limit, n, o), new, state), record
 
-        return lax.scan(step, state, first + jnp.arange(_CHUNK))
-
-    # The count of steps is common to all starts, so what happens only now and then stays a branch.
-    return (eqx.filter_vmap(run, in_axes=(None, 0)) if starts else run)(problem, states)
-
-
-def _first(history: History, count: int, starts: bool) -> History:
-    return jax.tree.map(lambda leaf: leaf[:, :count] if starts else leaf[:count], history)
+    return lax.scan(step, state, first + jnp.arange(_CHUNK))
 
 
 def _all_finite(tree: Any) -> Bool[Array, ""]:
     return jnp.all(jnp.asarray([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))
 
 
-def _summary(
-    problem: _Problem, states: _State, parts: list[History], starts: bool
-) -> dict[str, str]:
-    """What the progress bar says.
-
-    The last loss, the best value, and the best scalar parameters (of the best start).
-    """
-    best, value, loss = states.best, states.value, parts[-1].loss
-    if starts:
-        index = jnp.argmin(value)
-        best, value, loss = [leaf[index] for leaf in best], value[index], loss[index]
+def _summary(problem: _Problem, state: _State, parts: list[History]) -> dict[str, str]:
+    """What the progress bar says: the last loss, the best value, the best scalar parameters."""
     rejected = sum(int(jnp.sum(~part.accepted)) for part in parts)
-    words = {"loss": f"{float(loss[-1]):.4g}", "best": f"{float(value):.4g}"}
+    words = {"loss": f"{float(parts[-1].loss[-1]):.4g}", "best": f"{float(state.value):.4g}"}
     words |= {"rejected": str(rejected)} if rejected else {}
-    tuned = eqx.filter(problem.decode(best), eqx.is_inexact_array)
+    tuned = eqx.filter(problem.decode(state.best), eqx.is_inexact_array)
     for path, leaf in jax.tree_util.tree_leaves_with_path(tuned):
         if leaf.ndim == 0:
             words[jax.tree_util.keystr(path, simple=True, separator=".")] = f"{float(leaf):.3g}"
     return words
 
 
-def _save(path, free: list[Array], done: int, states: _State, parts: list[History], key) -> None:
+def _save(path, free: list[Array], done: int, state: _State, parts: list[History], key) -> None:
     # Leaves and their names: the optimizer's state holds the user's classes, which a file cannot
     # name.
-    state = dict(_named_leaves(states))
-    save(path, {"initial": free, "key": key, "done": done, "state": state, "parts": parts})
+    leaves = dict(_named_leaves(state))
+    save(path, {"initial": free, "key": key, "done": done, "state": leaves, "parts": parts})
 
 
 def _resume(
-    path, free: list[Array], states: _State, key, record: bool
+    path, free: list[Array], state: _State, key
 ) -> tuple[int, _State, list[History]] | None:
     """What a checkpoint holds, if there is one; it must be of a run that began in the same way."""
     if not pathlib.Path(path).exists():
@@ -414,7 +353,7 @@ def _resume(
     same = (
         same
         and isinstance(found["state"], dict)
-        and _kind(found["state"]) == _kind(dict(_named_leaves(states)))
+        and _kind(found["state"]) == _kind(dict(_named_leaves(state)))
     )
     same = same and all(
         bool(jnp.array_equal(a, b, equal_nan=True))
@@ -425,7 +364,6 @@ def _resume(
         and (found["key"] is None) == (key is None)
         and (key is None or bool(jnp.all(found["key"] == key)))
     )
-    same = same and (found["parts"][0].parameters is not None) == record
     if not same:
         raise ValueError(
             f"The checkpoint {os.fspath(path)!r} is of another run: other initial parameters, "
@@ -433,15 +371,15 @@ def _resume(
             "it, or give this run a file of its own."
         )
     state = jax.tree.unflatten(
-        jax.tree.structure(states), [found["state"][name] for name, _ in _named_leaves(states)]
+        jax.tree.structure(state), [found["state"][name] for name, _ in _named_leaves(state)]
     )
     return found["done"], state, found["parts"]
 
 
-def _named_leaves(states: _State) -> list[tuple[str, Array]]:
+def _named_leaves(state: _State) -> list[tuple[str, Array]]:
     return [
         (jax.tree_util.keystr(path), leaf)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(states)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
     ]
 
 

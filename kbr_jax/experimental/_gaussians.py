@@ -1,7 +1,5 @@
 r"""Gaussian mixtures embedded by a Gaussian kernel in closed form: a sample of infinite size."""
 
-from typing import Any
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -10,8 +8,8 @@ from jax import lax
 from .._checks import as_points, as_weights, check_alike
 from .._numerics import exp, matmul, safe_sqrt, squared_distances
 from .._typing import Array, ArrayLike, Float, Points
-from ..kernels import Gaussian, Scaled, as_kernel
-from ._embedding import Embedding, check_unbatched, squared_norm
+from ..embedding import Embedding, check_unbatched, squared_norm
+from ..kernels import Gaussian, KernelLike, Scaled, as_kernel
 
 
 class GaussianMixture(eqx.Module):
@@ -56,7 +54,7 @@ def gaussian_mixture(
     )
 
 
-def _unscaled(kernel: Any, dtype: jnp.dtype) -> tuple[Float[Array, ""] | float, Gaussian]:
+def _unscaled(kernel: KernelLike, dtype: jnp.dtype) -> tuple[Float[Array, ""] | float, Gaussian]:
     """A Gaussian kernel and the factor before it; any other kernel is a `ValueError`."""
     kernel, factor = as_kernel(kernel), 1.0
     while isinstance(kernel, Scaled):
@@ -91,7 +89,9 @@ def _log_expected_kernel(
     return -half_logs - jnp.sum(scaled**2, axis=-1) / 2
 
 
-def inner_mixtures(kernel: Any, p: GaussianMixture, q: GaussianMixture) -> Float[Array, "*batch"]:
+def inner_mixtures(
+    kernel: KernelLike, p: GaussianMixture, q: GaussianMixture
+) -> Float[Array, "*batch"]:
     r"""Inner product of two embedded mixtures,
 
     $$ \langle \mu_p, \mu_q \rangle = \sum_{ab} \pi_a \rho_b \sqrt{|H| / |H + \Sigma_a + \Sigma_b|}
@@ -114,12 +114,41 @@ def inner_mixtures(kernel: Any, p: GaussianMixture, q: GaussianMixture) -> Float
     return factor * jnp.sum(p.shares[..., :, None] * q.shares[..., None, :] * values, axis=(-2, -1))
 
 
+def mixture_gram(kernel: KernelLike, mixtures: GaussianMixture) -> Float[Array, "T T"]:
+    r"""Gram matrix of T embedded mixtures, with a leading axis T, for `fit_dynamics(gram=...)`.
+
+    They are samples of infinite size. Cost O(T^2 c^2 d^3). **Raises:** `ValueError` as
+    `inner_mixtures`.
+    """
+    rows = jax.tree.map(lambda leaf: leaf[:, None], mixtures)
+    return inner_mixtures(kernel, rows, jax.tree.map(lambda leaf: leaf[None], mixtures))
+
+
+def combine_mixtures(mixtures: GaussianMixture, coefficients: ArrayLike) -> GaussianMixture:
+    r"""$\sum_t c_t p_t$ of T mixtures with a leading axis, for coefficients `[T]` of any sign."""
+    means, covariances = (
+        leaf.reshape(-1, *leaf.shape[2:]) for leaf in (mixtures.means, mixtures.covariances)
+    )
+    shares = jnp.asarray(coefficients)[:, None] * mixtures.shares
+    return GaussianMixture(means, covariances, shares.reshape(-1))
+
+
+def mmd_mixtures(
+    kernel: KernelLike, p: GaussianMixture, q: GaussianMixture
+) -> Float[Array, "*batch"]:
+    r"""$|\mu_p - \mu_q|$ of two embedded mixtures. Batch axes broadcast.
+
+    Cost and errors: `inner_mixtures`.
+    """
+    square = inner_mixtures(kernel, p, p) - 2 * inner_mixtures(kernel, p, q)
+    return safe_sqrt(square + inner_mixtures(kernel, q, q))
+
+
 def evaluate_mixture(
-    kernel: Any, mixture: GaussianMixture, points: Points
+    kernel: KernelLike, mixture: GaussianMixture, points: Points
 ) -> Float[Array, "*batch n"]:
     r"""$\mu_p(z) = E_p k(Z, z)$ at points `[n, d]`, in closed form: the density of p smoothed by
-    the
-    kernel.
+    the kernel.
 
     **Returns:** `[..., n]`, leading axes as the batch of mixtures. Cost O(c d^3 + n c d^2) for
     each.
@@ -142,8 +171,7 @@ def evaluate_mixture(
 
 def mmd_mixture(embedding: Embedding, mixture: GaussianMixture) -> Float[Array, "*batch"]:
     r"""$|\mu - \mu_p|$ of an embedding of n points `[n, d]` and an embedded mixture: its distance
-    to a
-    sample of infinite size.
+    to a sample of infinite size.
 
     Batch axes, of the embedding's weights and of the mixture, broadcast. **Returns:** `[...]`. Cost
     O(n^2 d). **Raises:** `ValueError` as `inner_mixtures`.
@@ -157,8 +185,7 @@ def mmd_mixture(embedding: Embedding, mixture: GaussianMixture) -> Float[Array, 
 
 def smoothed_kl(mixture: GaussianMixture, embedding: Embedding, grid: Points) -> Float[Array, ""]:
     r"""$KL(p * k \,\|\, q * k)$ of a mixture p and a sample q, both smoothed by the kernel, on a
-    grid
-    of equal cells.
+    grid of equal cells.
 
     With p known and q a sample without negative weights (for example a herded one) this is the
     divergence of Lampert 2015, table 2. Each is normalized to sum 1 over the grid, which must cover

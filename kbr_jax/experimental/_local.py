@@ -8,19 +8,18 @@ from .._checks import as_count
 from .._numerics import matmul
 from .._typing import Array, Float, Point, Points, PRNGKeyArray
 from ..embedding import CrossCovariance
+from ..hypotheses._results import TestResult, from_null, of_residuals, simulate
 from ..rules import ConditionalEmbedding, conditional_cross_covariance
-from ._results import TestResult, from_null, of_residuals, simulate
 
 
 def local_dependence_test(
-    model: ConditionalEmbedding, x: Point | Points, *, key: PRNGKeyArray, draws: int = 1000
+    model: ConditionalEmbedding, x: Point | Points, *, key: PRNGKeyArray, num_draws: int = 1000
 ) -> TestResult:
     r"""Test whether Y and Z are independent given X = x, by the size of $C_{YZ|x}$ (S09 eq 9), at
-    one
-    point or at many.
+    one point or at many.
 
-    With $\beta(x) = (K + n \lambda I)^{-1} k(X, x)$ and the residuals $\tilde\phi_i = \phi(y_i) -
-    \hat\mu_{Y|x_i}$ and $\tilde\psi_i = \psi(z_i) - \hat\mu_{Z|x_i}$,
+    With $\beta(x) = (K + n \lambda I)^{-1} k(X, x)$ and the residuals
+    $\tilde\phi_i = \phi(y_i) - \hat\mu_{Y|x_i}$ and $\tilde\psi_i = \psi(z_i) - \hat\mu_{Z|x_i}$,
 
     $$ T(x) = \Big| \sum_i \beta_i(x) \, \tilde\phi_i \otimes \tilde\psi_i \Big|^2
             = \beta(x)^\top (\tilde L \circ \tilde U) \, \beta(x). $$
@@ -34,16 +33,17 @@ def local_dependence_test(
 
     - `model` of P((Y, Z) | X), fitted with `kernel_y = TensorProduct((kernel_y, kernel_z))` and
       `(y, z)` as its second sample. Its kernel of x and its regularizer say how local "at x" is.
-    - `x`: a point, or b of them. `key`, `draws` B (static): of the signs, the same for all points.
+    - `x`: a point, or b of them. `key`, `num_draws` B (static): of the signs, the same for all
+      points.
 
-    **Returns:** a `TestResult`; for b points `p_value` `[b]`, `statistic` `[b]` and `null` `[b,
-    B]`, each for a test of its own: many points are many tests. Cost O(n^3 + B b n^2); the level
-    holds where many points are near x, not exactly.
+    **Returns:** a `TestResult`; for b points `p_value` `[b]`, `statistic` `[b]` and `null`
+    `[b, B]`, each for a test of its own: many points are many tests. Cost O(n^3 + B b n^2); the
+    level holds where many points are near x, not exactly.
 
     **Raises:** `ValueError` for a model of other than pairs, or points of another kind.
     """
     operator = conditional_cross_covariance(model, x)
-    found = _run(model, operator, key, as_count(draws, "draws"))
+    found = _run(model, operator, key, as_count(num_draws, "num_draws"))
     if operator.weights.ndim == 1:
         return from_null(*(part[..., 0] for part in found))
     return jax.vmap(from_null, in_axes=(0, 1, 0))(*found)

@@ -1,0 +1,101 @@
+r"""What is read off an embedding: mean, variance, draws, the marginal of a part."""
+
+import jax
+import jax.numpy as jnp
+
+from .._checks import as_count, as_points, take
+from .._numerics import matmul, safe_sqrt
+from .._typing import Points, PRNGKeyArray
+from ..kernels import DirectSum, KernelLike, TensorProduct, as_kernel
+from ._embedding import Embedding, expectation, guarded_sum, normalized
+
+
+def _real(embedding: Embedding, name: str) -> Embedding:
+    """The embedding with weights of sum 1, NaN where they have no sum; points must be real."""
+    points = as_points(embedding.points, "embedding.points")
+    for leaf in jax.tree.leaves(points):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            raise ValueError(
+                f"`{name}` averages points, and these are {leaf.dtype}: labels and indices have no "
+                f"mean. Read them by `decode` or `sample`, or convert counts by `.astype(float)`."
+            )
+    weights = embedding.weights
+    known = guarded_sum(weights) == jnp.sum(weights, axis=-1)
+    weights = jnp.where(known[..., None], normalized(weights), jnp.nan)
+    return Embedding(embedding.kernel, points, weights)
+
+
+def mean(embedding: Embedding) -> Points:
+    r"""Mean of the points, $\sum_i w_i x_i / \sum_i w_i$ `[..., *point]`.
+
+    It is NaN where the weights have no sum to divide by (`normalize`): the estimate knows nothing.
+    Cost O(n d). **Raises:** `ValueError` for points that are not real, such as labels.
+    """
+    return expectation(_real(embedding, "mean"), lambda x: x)
+
+
+def variance(embedding: Embedding) -> Points:
+    r"""Variance of each coordinate, $\sum_i w_i (x_i - m)^2 / \sum_i w_i$ `[..., *point]`.
+
+    Signed weights can make it negative; then it is 0. NaN and errors as `mean`. Cost O(n d).
+    """
+    embedding = _real(embedding, "variance")
+
+    def one(leaf):
+        flat = leaf.reshape(leaf.shape[0], -1).astype(embedding.weights.dtype)
+        # Around the mean of the sample, which keeps digits where the mean is large.
+        centered = flat - jnp.mean(flat, axis=0)
+        first = matmul(embedding.weights, centered)
+        second = matmul(embedding.weights, centered**2)
+        return jnp.maximum(second - first**2, 0).reshape(*first.shape[:-1], *leaf.shape[1:])
+
+    return jax.tree.map(one, embedding.points)
+
+
+def std(embedding: Embedding) -> Points:
+    """Standard deviation of each coordinate, the root of `variance`; gradient 0 at 0."""
+    return jax.tree.map(safe_sqrt, variance(embedding))
+
+
+def sample(embedding: Embedding, num_samples: int, *, key: PRNGKeyArray) -> Points:
+    r"""Draw points of the embedding's sample, with probabilities $\max(w_i, 0)$ up to a factor.
+
+    **Arguments:** `num_samples` (static); `key`: randomness.
+
+    **Returns:** `[num_samples, *point]`, with the batch axes of the weights behind the first axis.
+    Signed weights are clipped. `herd` takes them into account and is deterministic. Weights without
+    any positive one give draws that are uniform. Cost O(b n + b num_samples log n).
+    """
+    count = as_count(num_samples, "num_samples")
+    weights = jnp.maximum(embedding.weights, 0)
+    empty = jnp.sum(weights, axis=-1, keepdims=True) <= 0
+    logits = jnp.log(jnp.where(empty, 1, weights))
+    index = jax.random.categorical(key, logits, shape=(count, *weights.shape[:-1]))
+    return take(embedding.points, index)
+
+
+def marginal(embedding: Embedding, part: int, *, kernel: KernelLike | None = None) -> Embedding:
+    r"""Embed the marginal of one part of the points: the same weights, on that part alone.
+
+    **Arguments:**
+
+    - `part`: the number of an entry of points that are tuples, or of a coordinate of points `[d]`.
+    - `kernel`: of that part. By default the factor of a `TensorProduct` (or the term of a
+      `DirectSum`).
+
+    **Raises:** `ValueError` for points without parts, and for a missing kernel.
+    """
+    points, own = embedding.points, embedding.kernel
+    if isinstance(points, (tuple, list)):
+        found = points[part]
+    elif hasattr(points, "ndim") and points.ndim == 2:
+        found = points[:, part]
+    else:
+        raise ValueError("`marginal` needs points that are tuples, or vectors [n, d].")
+    if kernel is None:
+        if not isinstance(own, (TensorProduct, DirectSum)):
+            raise ValueError("Give the `kernel` of the part: only products and sums have one.")
+        kernel = own.kernels[part]
+    kernel = as_kernel(kernel)
+    kernel.check(found, "embedding.points")
+    return Embedding(kernel, found, embedding.weights)
