@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
-# Threads on the CPU (README, "Limits and known problems"); not for benchmarks, whose peers keep all of theirs.
+# Threads on the CPU (docs/guide.md, "Limits and known problems"); not for benchmarks, whose peers keep all of theirs.
 demo test notebooks: export PJRT_NPROC ?= $(shell cores=$$(nproc 2>/dev/null || echo 1); echo $$((cores > 16 ? cores : 16)))
 demo test notebooks: export OPENBLAS_NUM_THREADS ?= 1
 

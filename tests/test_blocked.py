@@ -101,7 +101,7 @@ def test_memory_is_that_of_a_block_also_for_the_gradient(kernel):
         (jnp.ones(3), None, "one number for each of 120 points"),
         (jnp.asarray(1.0), None, "one number for each of 120 points"),
         (jnp.ones(120, int), None, "astype"),
-        (jnp.ones(120), 0, "`block` must be an integer >= 1"),
+        (jnp.ones(120), 0, "`block_size` must be an integer >= 1"),
     ],
 )
 def test_wrong_arguments_of_a_product(v, block, message):
@@ -170,7 +170,7 @@ def test_the_rules_agree_with_the_factored_solve(solver):
         lambda m: kbr.condition(m, QUERIES).weights,
         lambda m: kbr.conditional_expectation(m, lambda y: y, QUERIES),
         lambda m: kbr.sum_rule(m, prior).weights,
-        lambda m: kbr.chain_rule(m, prior, form="a").weights,
+        lambda m: kbr.chain_rule(m, prior, estimator="prior").weights,
         lambda m: kbr.condition_centered(m, QUERIES).weights,
     ):
         close(rule(model), rule(EXACT), rtol=1e-7, atol=1e-7)

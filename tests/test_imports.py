@@ -4,7 +4,12 @@ Imports only go down, files stay short, dependencies stay few, global settings s
 """
 
 import ast
+import doctest
+import importlib
+import importlib.metadata
 import pathlib
+import pydoc
+import re
 import sys
 
 import pytest
@@ -171,3 +176,60 @@ def test_an_init_file_only_lists_its_names(path):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 1
             assert all(alias.asname in (None, alias.name) for alias in node.names)
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_functions_have_few_arguments(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef):
+            given = [
+                a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+            ]
+            assert len([name for name in given if name != "self"]) <= 10, node.name
+
+
+def test_the_public_names():
+    import kbr_jax as kbr
+
+    assert len(kbr.__all__) <= 80 and len(set(kbr.__all__)) == len(kbr.__all__)
+    assert kbr.__version__ == importlib.metadata.version("kbr_jax")
+    for section in {section_of(module_parts(path)) for path in FILES} - {"__init__"}:
+        module = importlib.import_module(f"kbr_jax.{section}")
+        for name in getattr(module, "__all__", ()):
+            assert getattr(module, name).__doc__, f"{section}.{name}"
+    rendered = pydoc.render_doc(kbr, renderer=pydoc.plaintext)
+    for name in kbr.__all__:
+        assert getattr(kbr, name).__doc__ and name in rendered, name
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/guide.md"])
+def test_names_on_pages_exist(page):
+    import kbr_jax as kbr
+
+    text = (ROOT.parent / page).read_text()
+    for chain in set(re.findall(r"\bkbr\.([\w.]*\w)", text)) - {"npz"}:
+        value = kbr
+        for part in chain.split("."):
+            value = getattr(value, part)
+
+
+def test_old_names_are_gone():
+    """The second column of the table in CONTRIBUTING exists, the first does not."""
+    import kbr_jax as kbr
+
+    for name in ("Trace", "ChordalGaussian", "fit_posterior", "advance", "mmd_loss"):
+        assert not hasattr(kbr, name)
+    for name in ("PredictedEstimator", "given_landmarks", "Recovery", "read_beliefs"):
+        assert not any(hasattr(getattr(kbr, s), name) for s in ("dynamics", "propagation"))
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if ">>>" in path.read_text()], ids=name_of)
+def test_examples_in_docstrings_run(path):
+    module = importlib.import_module(".".join(("kbr_jax", *module_parts(path))))
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    for name, value in vars(module).items():
+        if getattr(value, "__module__", None) == module.__name__:
+            for test in finder.find(value, name, module=False):
+                runner.run(test)
+    assert runner.tries > 0 and runner.failures == 0

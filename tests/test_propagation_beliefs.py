@@ -346,3 +346,46 @@ def test_rows_of_a_grid_share_templates():
     )
     assert inferred == graph and hash(inferred) == hash(graph) and graph.num_node_types == 6
     assert kbr.propagation.grid_graph(1, 1, leaves=False).num_edge_types == 0
+
+
+def test_labels_go_in_and_come_out():
+    """Samples, kernels, values and beliefs by the labels of a networkx graph (frictions, 20)."""
+    graph = kbr.propagation.pairwise_graph(
+        networkx.Graph([("A", "B"), ("B", "C")]), observed_nodes=["C", "A"]
+    )
+    rng = np.random.default_rng(1)
+    b = rng.normal(size=30)
+    samples = {"C": jnp.asarray(b + 0.3), "A": jnp.asarray(-b), "B": jnp.asarray(b)}
+    kernels = {"B": kbr.Gaussian(0.5), "A": kbr.Gaussian(0.7), "C": kbr.Gaussian(0.9)}
+    by_label = kbr.propagation.fit_belief_propagation(
+        graph, kernels, points=samples, regularizer=0.1
+    )
+    in_order = kbr.propagation.fit_belief_propagation(
+        graph,
+        [kernels[label] for label in "ABC"],
+        points=[samples[label] for label in "ABC"],
+        regularizer=0.1,
+    )
+    values = jnp.asarray([0.2, -0.1])  # of A and of C
+    messages = kbr.propagation.belief_propagation(by_label, {"C": -0.1, "A": 0.2})
+    expected = kbr.propagation.beliefs(
+        in_order, kbr.propagation.belief_propagation(in_order, values)
+    )
+    found = kbr.propagation.beliefs(by_label, messages)
+    assert found.nodes == ("B",) and found["B"].probabilities.shape == (1, 30)
+    close(found["B"].probabilities, expected.probabilities, 1e-14)
+    some = kbr.propagation.belief_propagation(by_label, {"A": 0.2})
+    masked = kbr.propagation.belief_propagation(
+        in_order, values, observed=jnp.asarray([True, False])
+    )
+    close(some.local, masked.local, 1e-14)
+    known = kbr.propagation.Likelihood(("B",), lambda x, y: jnp.exp(-((x - y) ** 2)), jnp.ones(1))
+    seen = kbr.propagation.belief_propagation(by_label, {}, likelihoods=[known])
+    expected = np.exp(-((b - 1) ** 2))
+    close(seen.local[0], expected / expected.max(), 1e-12)
+    with pytest.raises(KeyError, match="not among the nodes read"):
+        found["C"]
+    with pytest.raises(ValueError, match="'B', which is no observed node"):
+        kbr.propagation.belief_propagation(by_label, {"B": 0.0})
+    with pytest.raises(ValueError, match="'D' is not a node"):
+        kbr.propagation.belief_propagation(by_label, {"D": 0.0})

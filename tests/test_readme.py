@@ -1,4 +1,4 @@
-"""The examples of the README run as printed."""
+"""The examples of the README and of the guide run as printed."""
 
 import pathlib
 import re
@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-BLOCKS = re.findall(
-    r"```python\n(.*?)```",
-    (pathlib.Path(__file__).parent.parent / "README.md").read_text(),
-    re.DOTALL,
+ROOT = pathlib.Path(__file__).parent.parent
+BLOCKS, GUIDE = (
+    re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.DOTALL)
+    for name in ("README.md", "docs/guide.md")
 )
 
 
@@ -38,14 +38,28 @@ def test_filter_example():
         "many_sequences": jax.random.normal(keys[3], (3, 5, 2)),
     }
     exec(BLOCKS[1], names)
-    assert names["estimates"].shape == (5, 2) and names["batch"].shape == (3, 5, 150)
+    assert names["estimates"].shape == (5, 2) and names["batch"].shape == (3, 5, 2)
     assert bool(jnp.all(jnp.isfinite(names["batch"])))
-    names |= {
-        "controls": jax.random.normal(keys[0], (150, 1)),
-        "new_controls": jax.random.normal(keys[1], (5, 1)),
+    assert names["smoothed"].weights.shape[0] == 5
+
+
+def test_inputs_example():
+    import kbr_jax as kbr
+
+    keys = jax.random.split(jax.random.key(0), 6)
+    names = {"jax": jax, "kbr": kbr} | {
+        name: jax.random.normal(key, shape)
+        for name, key, shape in zip(
+            ("states", "successors", "inputs", "observations", "new_observations", "new_inputs"),
+            keys,
+            ((60, 2), (60, 2), (60, 1), (60, 3), (5, 3), (5, 1)),
+            strict=True,
+        )
     }
-    exec(BLOCKS[5], names)
-    assert names["smoothed"].shape == (5, 150) and bool(jnp.all(jnp.isfinite(names["smoothed"])))
+    names |= {f"kernel_{part}": kbr.Gaussian(1.0) for part in "sou"}
+    exec(GUIDE[0], names)
+    assert kbr.mean(names["seen_next"]).shape == (5, 3)
+    assert bool(jnp.all(jnp.isfinite(names["smoothed"].weights)))
 
 
 def test_learning_example(tmp_path, monkeypatch):
@@ -92,7 +106,7 @@ def test_belief_propagation_example():
             "seen": seen,
             "depths": depths,
         }
-        exec(BLOCKS[3], names)
+        exec(GUIDE[1], names)
         return names["depth"]
 
     depth = run(pairs, jnp.asarray(rng.normal(size=(6, 2))), jnp.linspace(0, 1, 30))
@@ -108,7 +122,7 @@ def test_dynamics_example():
     ]
     labeled = [(x, (x[:, 0] > 0.5 * t).astype(int)) for t, x in enumerate(samples)]
     names = {"kbr": kbr, "list_of_samples": samples, "labeled": labeled}
-    exec(BLOCKS[4], names)
+    exec(GUIDE[2], names)
     assert names["points"].shape == (200, 2)
     assert bool(
         jnp.all(
@@ -122,6 +136,6 @@ def test_likelihood_free_example(capsys):
     import kbr_jax as kbr
 
     names = {"jax": jax, "jnp": jnp, "kbr": kbr}
-    exec(BLOCKS[6], names)
+    exec(GUIDE[3], names)
     assert capsys.readouterr().out and names["samples"].shape == (50, 2)
     assert abs(float(kbr.mean(names["posterior"])[0]) - 0.95) < 0.3

@@ -102,6 +102,17 @@ def extrapolate(
 
     **Raises:** `ValueError` for an unknown estimator, for a model without `sets`, and as
     `stacked_forecast`.
+
+    **Example:**
+
+    >>> import jax, kbr_jax as kbr
+    >>> keys = jax.random.split(jax.random.key(0), 8)
+    >>> sets = [jax.random.normal(key, (200,)) + 0.2 * t for t, key in enumerate(keys)]
+    >>> sequence = kbr.dynamics.sample_sequence(sets)
+    >>> model = kbr.dynamics.fit_dynamics(kbr.Gaussian(1.0), sequence)
+    >>> future = kbr.dynamics.extrapolate(model)
+    >>> bool(kbr.mean(future) > sets[-1].mean())
+    True
     """
     if estimator not in ("stacked", "ridge"):
         raise ValueError(f"`estimator` must be 'stacked' or 'ridge', got {estimator!r}.")

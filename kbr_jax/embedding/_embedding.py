@@ -52,6 +52,13 @@ def embed(kernel: KernelLike, points: Points, weights: ArrayLike | None = None) 
 
     **Raises:** `ValueError` for an empty or non-finite sample, a dtype that is not the kernel's,
     weights of a wrong length.
+
+    **Example:**
+
+    >>> import jax.numpy as jnp, kbr_jax as kbr
+    >>> mu = kbr.embed(kbr.Gaussian(1.0), jnp.arange(5.0))
+    >>> print(f"{kbr.mean(mu):.2f} {kbr.std(mu):.2f} {kbr.evaluate(mu, 2.0):.2f}")
+    2.00 1.41 0.50
     """
     kernel = as_kernel(kernel)
     points = check_finite(as_points(points, "points"), "points")

@@ -100,10 +100,11 @@ class KernelBayesFilter(AbstractFilter):
         # Raises where these weights cannot be clipped.
         jax.eval_shape(emission.clip_and_normalize, emission.marginal(), clipping)
         self.emission = emission
-        if isinstance(transition, AbstractKnownTransition):
-            self.transition = transition.bind(emission)
+        model: Any = transition
+        if transition is None or transition.learned:
+            self.transition = bind_transition(emission, model, shift, estimator == "prior")
         else:
-            self.transition = bind_transition(emission, transition, shift, estimator == "prior")
+            self.transition = model.bind(emission)
         self.regularizer = regularizer
         self.clipping = clipping
         self.estimator = estimator
@@ -221,18 +222,17 @@ class KernelBayesFilter(AbstractFilter):
 
 
 def _check_options(emission, transition, regularizer, estimator, clipping, shift, max_active):
-    learned = isinstance(emission, AbstractConditional)
-    if learned and regularizer is None:
+    if transition is None and not shift:
+        raise ValueError("Give a `transition`, or `shift=True` for moments with their successors.")
+    if emission.learned and regularizer is None:
         raise ValueError("A learned emission needs the `regularizer` of Bayes' rule.")
-    if estimator == "prior" and (shift or not isinstance(transition, AbstractConditional)):
+    if estimator == "prior" and (shift or not getattr(transition, "learned", False)):
         raise ValueError(
             "The estimator 'prior' keeps its belief on the successors of a learned transition: "
             "give one, without `shift`."
         )
-    if estimator == "prior" and not learned:
+    if estimator == "prior" and not emission.learned:
         raise ValueError("The estimator 'prior' needs a learned emission.")
-    if transition is None and not shift:
-        raise ValueError("Give a `transition`, or `shift=True` for moments with their successors.")
     if max_active is not None and (estimator == "prior" or not clipping.clip):
         raise ValueError(
             "`max_active` keeps the largest of non-negative weights: it needs a `clipping` that "
@@ -273,6 +273,19 @@ def fit_filter(
 
     **Raises:** `ValueError` for samples of wrong or different lengths, non-finite values, and as
     `KernelBayesFilter`.
+
+    **Example:**
+
+    >>> import jax.numpy as jnp, kbr_jax as kbr
+    >>> angle = 0.3 * jnp.arange(101.0)
+    >>> states = jnp.stack([jnp.cos(angle), jnp.sin(angle)], axis=1)
+    >>> seen = states[:, 0] ** 2  # the same at four angles
+    >>> kernels = kbr.Gaussian(0.5), kbr.Gaussian(0.1)
+    >>> filt = kbr.fit_filter(*kernels, states, seen[:100], regularizer=1e-3,
+    ...                       posterior_regularizer=1e-4)
+    >>> run = kbr.run_filter(filt, seen[:5])
+    >>> run.weights.shape, kbr.state_mean(filt, run).shape
+    ((5, 100), (5, 2))
     """
     kernel_states, kernel_observations = as_kernel(kernel_states), as_kernel(kernel_observations)
     states, observations, successors, mask = as_transitions(

@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -37,6 +37,8 @@ def as_function(function: Callable) -> Any:
 
 class AbstractKnownTransition(eqx.Module):
     """A transition P(s' | s) or P(s' | s, u) that is known and not learned."""
+
+    learned: ClassVar[bool] = False
 
     controls: eqx.AbstractVar[Points | None]
 
@@ -85,16 +87,10 @@ class KnownTransition(AbstractTransition):
         return like(controls, example)
 
     def smoother(self, emission: AbstractEmission, points: Points) -> AbstractSmoother:
-        if not isinstance(emission, AbstractSampleEmission):
-            raise ValueError(
-                "Smoothing with a known transition needs a training sample: fit moments of "
-                "simulated "
-                "pairs (s, s') as the transition instead."
-            )
-        features = emission.features_x
+        features, ridge, factor = emission.regression_on_x()
         # The predicted embedding as weights on the training states: the ridge regression of the
         # identity, from the coordinates that the transition gives.
-        model = ConditionalEmbedding(features, features, emission.regularizer, emission.factor)
+        model = ConditionalEmbedding(features, features, ridge, factor)
         return KnownSmoother(model, self)
 
 

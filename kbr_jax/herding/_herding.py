@@ -75,6 +75,13 @@ def herd(
 
     **Raises:** `ValueError` for a batch, candidates of another kind, a `num_points` < 1, or an
     unknown rule; with "sbq", for more points than candidates.
+
+    **Example:**
+
+    >>> import jax.numpy as jnp, kbr_jax as kbr
+    >>> mu = kbr.embed(kbr.Gaussian(0.5), jnp.array([0.0, 1.0, 2.0]), jnp.array([0.5, -0.1, 0.6]))
+    >>> print([round(float(z), 1) for z in kbr.herd(mu, num_points=4).embedding.points])
+    [2.0, 0.0, 2.0, 0.0]
     """
     check_unbatched(embedding, "embedding")
     if rule not in get_args(Rule):

@@ -72,6 +72,14 @@ def two_sample_test(
 
     **Raises:** `ValueError` for fewer than 2 points, samples of different kinds, and, with "wild
     bootstrap", of different sizes.
+
+    **Example:**
+
+    >>> import jax, kbr_jax as kbr
+    >>> x = jax.random.normal(jax.random.key(0), (100, 2))
+    >>> found = kbr.hypotheses.two_sample_test(kbr.Gaussian(1.0), x, x + 1, key=jax.random.key(1))
+    >>> bool(found.p_value < 0.01)
+    True
     """
     kernels, x, y = _checked(kernel, x, y)
     if null == "signs":

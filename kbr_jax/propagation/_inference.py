@@ -81,6 +81,19 @@ def belief_propagation(
     **Raises:** `ValueError` for an unknown schedule, a cycle with `"tree"`, values that are not of
     the kind of the training sample, and masks of another length. A NaN in an observed value is an
     error too; under `jit` and `vmap` it makes the beliefs NaN.
+
+    **Example:**
+
+    >>> import jax, networkx, kbr_jax as kbr
+    >>> graph = kbr.propagation.pairwise_graph(networkx.path_graph(["sun", "heat"]),
+    ...                                        observed_nodes=["heat"])
+    >>> sun = jax.random.normal(jax.random.key(0), (200,))
+    >>> points = {"sun": sun, "heat": sun + 0.1 * jax.random.normal(jax.random.key(1), (200,))}
+    >>> model = kbr.propagation.fit_belief_propagation(graph, kbr.Gaussian(0.1), points=points,
+    ...                                                regularizer=1e-3)
+    >>> messages = kbr.propagation.belief_propagation(model, {"heat": 1.0})
+    >>> print(f"{kbr.propagation.beliefs(model, messages)['sun'].mean()[0]:.1f}")
+    1.0
     """
     if schedule not in ("tree", "loopy"):
         raise ValueError(f"`schedule` must be 'tree' or 'loopy', got {schedule!r}.")

@@ -150,6 +150,14 @@ def fit_conditional(
 
     **Raises:** `ValueError` for empty, unpaired or non-finite samples, points outside a kernel's
     domain, and a regularizer that is not positive. Traced data with NaN raises at run time.
+
+    **Example:**
+
+    >>> import jax.numpy as jnp, kbr_jax as kbr
+    >>> x = jnp.linspace(-2, 2, 100)
+    >>> model = kbr.fit_conditional(kbr.Gaussian(0.5), kbr.Gaussian(0.5), x, x**2, regularizer=1e-5)
+    >>> print(f"{kbr.mean(kbr.condition(model, 1.5)):.2f}")
+    2.25
     """
     kernel_x, kernel_y = as_kernel(kernel_x), as_kernel(kernel_y)
     x, y = as_points(x, "x"), as_points(y, "y")

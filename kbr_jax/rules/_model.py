@@ -7,7 +7,7 @@ training pairs. Weights and beliefs are arrays or pytrees that only the model re
 
 import abc
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -25,6 +25,9 @@ from ._clipping import Clipping
 class AbstractEmission(eqx.Module):
     """A likelihood P(y | x) with what Bayes' rule needs of it."""
 
+    #: Whether it was learned from pairs.
+    learned: ClassVar[bool] = False
+
     features_x: eqx.AbstractVar[AbstractFeatures]
 
     @abc.abstractmethod
@@ -34,6 +37,13 @@ class AbstractEmission(eqx.Module):
     @abc.abstractmethod
     def marginal(self) -> Float[Array, " n"]:
         """Weights of the training marginal of X."""
+
+    def regression_on_x(self) -> tuple[AbstractFeatures, Float[Array, ""], AbstractFactor]:
+        """Features of a training sample of X, and the ridge and factor of regressions on it."""
+        raise ValueError(
+            "Smoothing with a known transition needs a training sample: fit moments of simulated "
+            "pairs (s, s') as the transition instead."
+        )
 
     def mass(self, weights: Float[Array, "*b n"]) -> Float[Array, "*b n"]:
         """How much of the sample's mass each weight stands for."""
@@ -124,6 +134,8 @@ class AbstractEmission(eqx.Module):
 
 class AbstractConditional(AbstractEmission):
     """A conditional embedding of P(Y | X) learned from pairs."""
+
+    learned: ClassVar[bool] = True
 
     features_y: eqx.AbstractVar[AbstractFeatures]
     regularizer: eqx.AbstractVar[Float[Array, ""]]

@@ -93,6 +93,15 @@ def bayes_rule(
 
     **Raises:** `ValueError` for points of another kind, a regularizer that is not positive, an
     unknown estimator, importance weights that are not clipped, or moments that cannot clip.
+
+    **Example:**
+
+    >>> import jax.numpy as jnp, kbr_jax as kbr
+    >>> x = jnp.linspace(-2, 2, 200)
+    >>> model = kbr.fit_conditional(kbr.Gaussian(0.3), kbr.Gaussian(0.3), x, x**2, regularizer=1e-4)
+    >>> prior = kbr.embed(kbr.Gaussian(0.3), x[100:])  # positive
+    >>> print(f"{kbr.mean(kbr.bayes_rule(model, prior, 1.0, regularizer=1e-5)):.1f}")
+    1.0
     """
     check_estimator(estimator, clipping, "pairs", "prior", "importance")
     mean = single_prior_mean(model, prior)

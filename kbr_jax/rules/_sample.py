@@ -29,6 +29,9 @@ class AbstractSampleEmission(AbstractEmission):
         weights = self.features_x.ridge_weights(self.factor, flat)
         return weights.reshape(*coordinates.shape[:-1], weights.shape[-1])
 
+    def regression_on_x(self) -> tuple[AbstractFeatures, Float[Array, ""], AbstractFactor]:
+        return self.features_x, self.regularizer, self.factor
+
     def marginal(self) -> Float[Array, " n"]:
         return self.features_x.uniform
 

@@ -224,6 +224,14 @@ def tune(
     **Raises:** `ValueError` if nothing can be tuned, `positive` returns anything but leaves of its
     argument, a positive parameter is not, the loss is not finite at `initial`, or the checkpoint is
     of another run.
+
+    **Example:**
+
+    >>> import optax, kbr_jax as kbr
+    >>> found = kbr.tune(lambda p: (p["h"] - 2) ** 2, {"h": 1.0}, optax.adam(0.1), num_steps=200,
+    ...                  positive=lambda p: p["h"], progress=False)
+    >>> print(f"{found.parameters['h']:.2f}")
+    2.00
     """
     num_steps = as_count(num_steps, "num_steps")
     problem, free = _problem(loss, initial, optimizer, positive, validation, validate_every)
