@@ -78,8 +78,9 @@ def _is_float(leaf: Array) -> bool:
 
 
 def like(points: Points, reference: Points) -> Points:
-    """The points in the precision of another sample of their kind, so that a computation has one
-    dtype.
+    """Cast points to the precision of another sample of their kind.
+
+    A computation then has one dtype.
     """
     if jax.tree.structure(points) != jax.tree.structure(reference):
         return points
@@ -130,7 +131,9 @@ def check_same_size(points: Points, name: str, reference: Points, reference_name
 def as_batch(
     points: Points, name: str, reference: Points, reference_name: str
 ) -> tuple[Points, bool]:
-    """One point or a batch of points, as a batch `[b, ...]`, and whether it was one point.
+    """Return one point or a batch of points as a batch `[b, ...]`.
+
+    The second result says whether it was one point.
 
     `reference` is a sample of the same domain, so there is no guessing: a leaf with the rank of a
     sample is a batch, a leaf with one axis less is one point, anything else is a `ValueError`. Real
@@ -213,7 +216,7 @@ def as_regularizer(value: ArrayLike, name: str, dtype: jnp.dtype) -> Float[Array
 
 
 def as_count(value: object, name: str, points: Points = None, points_name: str = "") -> int:
-    """A static integer >= 1, and at most the number of points of a sample if one is given."""
+    """Return a static integer >= 1, and at most the size of a given sample."""
     try:
         count = operator.index(value)  # pyright: ignore[reportArgumentType]
     except TypeError:

@@ -75,9 +75,10 @@ exp.defjvps(lambda tangent, value, x: tangent * value)
 def squared_distances(
     x: Float[Array, "n d"], y: Float[Array, "m d"], scale: Float[Array, "*d"] | float = 1.0
 ) -> Float[Array, "n m"]:
-    r"""Squared Euclidean distances $\sum_c ((x_{ic} - y_{jc}) / h_c)^2$ for `scale` h (one number,
-    or one a coordinate), shape `[n, m]`, cost O(n m d), memory O(n m). Apart from rounding, no
-    distance depends on the other points.
+    r"""Squared Euclidean distances $\sum_c ((x_{ic} - y_{jc}) / h_c)^2$, `[n, m]`.
+
+    `scale` h is one number, or one for each coordinate. Cost O(n m d), memory O(n m). Apart from
+    rounding, no distance depends on the other points.
 
     Above 16 coordinates one matrix product does the work, of points shifted by their common center:
     the error of $|x|^2 + |y|^2 - 2 x y$ grows with the square of the distance from there. Where
@@ -110,9 +111,7 @@ def _squares(
 
 
 def _too_far(*norms: Array) -> Bool[Array, ""]:
-    """Whether some point is so far from the center that squares multiplied out would lose half of
-    their digits.
-    """
+    """Whether a point is too far from the center for squares to keep their digits."""
     most = float(jnp.finfo(norms[0].dtype).eps) ** -0.5
     return _in_any_batch(jnp.any(jnp.stack([jnp.any(part > most) for part in norms])))
 
@@ -230,9 +229,7 @@ class AbstractFactor(eqx.Module):
 
     @abc.abstractmethod
     def solve(self, b: Float[Array, "n *k"]) -> Float[Array, "n *k"]:
-        """The inverse of the matrix times a vector, or times a matrix of right-hand sides `[n,
-        ...]`.
-        """
+        """Solve for a vector, or for a matrix of right-hand sides `[n, ...]`."""
 
 
 class PSDFactor(AbstractFactor):

@@ -85,8 +85,8 @@ def plot_embedding(
 def plot_witness(p: Embedding, q: Embedding, grid: Points, *, axis: Any = None) -> Any:
     r"""The witness function $\mu_p(z) - \mu_q(z)$: where p has more mass than q, and where less.
 
-    **Arguments:** `p`, `q` of one kind, unbatched (with one kernel); `grid` and `axis` as
-    in `plot_embedding`.
+    **Arguments:** `p`, `q` of one kind, unbatched (with one kernel); `grid` and `axis` as in
+    `plot_embedding`.
 
     On the line both embeddings are drawn as thin lines, q dashed, and their difference filled: blue
     where positive, orange and hatched where negative. Over the plane negative contours are dashed.
@@ -135,7 +135,7 @@ def plot_beliefs(
 
     **Arguments:**
 
-    - `beliefs`: a batch with weights `[T, n]`, as `filt.belief(run.weights)`.
+    - `beliefs`: a batch with weights `[T, n]`, as `belief(filt, run)`.
     - `grid`: m points of the kind of the states, `[m, ...]`; for real numbers `[m]`.
     - `truth`, `estimate`: `[T]`, drawn on top, in black and as an orange dashed line; NaN leaves a
       gap.
@@ -296,9 +296,7 @@ def _casing(width: float) -> list:
 
 
 def _filled(axis: Any, sides: list[np.ndarray], values: np.ndarray, *, both_signs: bool) -> Any:
-    """Filled contours of values `[a * b]`, from 0 or from minus the largest, and dashed lines where
-    they are negative.
-    """
+    """Filled contours of values `[a * b]`, dashed where they are negative."""
     high = max(np.max(np.abs(values) if both_signs else values), np.finfo(values.dtype).tiny)
     table = values.reshape(len(sides[0]), len(sides[1])).T
     # Nothing is painted within one level of 0, where a sign is noise.
@@ -374,7 +372,7 @@ def _numbers(numbers: ArrayLike, count: int, name: str) -> np.ndarray:
 
 
 def _line(numbers: np.ndarray, period: float | None) -> tuple[np.ndarray, np.ndarray]:
-    """Times and numbers, with NaN in both at each jump of more than half a period."""
+    """Times and numbers, with NaN at each jump of more than half a period."""
     steps, numbers = np.arange(numbers.size, dtype=float), numbers.astype(float)
     if period is None:
         return steps, numbers

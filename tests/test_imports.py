@@ -233,3 +233,14 @@ def test_examples_in_docstrings_run(path):
             for test in finder.find(value, name, module=False):
                 runner.run(test)
     assert runner.tries > 0 and runner.failures == 0
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_docstrings_begin_with_a_short_sentence(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
+            continue
+        text = (ast.get_docstring(node) or "").split("\n\n")[0].replace("\n", " ")
+        text = re.sub(r"\$[^$]*\$|`[^`]*`", "X", text)
+        text = re.sub(r"\((?:S09|S13|F11|L15|K16)[^)]*\)", "", text)
+        assert len(re.split(r"(?<=[.:;])\s", text)[0].split()) <= 15, text

@@ -50,8 +50,9 @@ def fit_dynamics(
     form: Literal["next", "change"] = "next",
     gram: ArrayLike | None = None,
 ) -> DistributionDynamics:
-    r"""Learn how a distribution changes from one sample to the next, by vector-valued ridge
-    regression (L15 eqs 3 and 4),
+    r"""Learn how a distribution changes from one sample to the next (L15 eqs 3 and 4).
+
+    It is vector-valued ridge regression,
 
     $$ \min_A \sum_{t=1}^{T-1} \gamma_t | \hat\mu_{t+1} - A \hat\mu_t |^2 + \lambda |A|^2, \qquad
        W = \Gamma^{1/2} (\Gamma^{1/2} K \Gamma^{1/2} + \lambda I)^{-1} \Gamma^{1/2}, $$
@@ -198,9 +199,7 @@ def advance(
     c: Float[Array, " T"],
     length: Float[Array, ""],
 ) -> Float[Array, " T"]:
-    """Coefficients of the operator with coefficients `matrix`, applied to sum_t c_t mu_t over a
-    time `length`.
-    """
+    r"""Apply the operator with coefficients `matrix` to $\sum_t c_t \mu_t$ over a time `length`."""
     rates = matmul(matrix, matmul(model.gram[:-1], c))
     shifted = jnp.concatenate([jnp.zeros(1, c.dtype), rates / model.intervals])
     return shifted if model.form == "next" else c + length * (shifted - jnp.roll(shifted, -1))
@@ -251,8 +250,10 @@ def forecast_coefficients(
 
 
 def recency_weights(num_sets: int, decay: ArrayLike) -> Float[Array, " t"]:
-    r"""L15's step weights $\rho^{-t}$ (section 2.2) for T sets, `[T - 1]`, divided by their mean so
-    that one regularizer serves every decay $0 < \rho \le 1$; the last step weighs most.
+    r"""L15's step weights $\rho^{-t}$ (section 2.2) for T sets, `[T - 1]`.
+
+    They are divided by their mean, so that one regularizer serves every decay $0 < \rho \le 1$. The
+    last step weighs most.
     """
     count = as_count(num_sets, "num_sets")
     if count < 2:

@@ -167,8 +167,9 @@ def _fit(coordinates, targets, loss_weights, intercept: bool):
 
 
 def _squared_hinge(coordinates: Float[Array, "n r"], y, scale, intercept: bool):
-    """Minimum of |w|^2 / 2 + sum_i s_i max(0, 1 - y_i f_i)^2, and whether the points inside the
-    margin have settled.
+    """Minimum of |w|^2 / 2 + sum_i s_i max(0, 1 - y_i f_i)^2.
+
+    The second result says whether the points inside the margin have settled.
     """
     free = jnp.zeros(coordinates.shape[1], coordinates.dtype)
     # The intercept is not penalized; a trace keeps the system definite where no point is inside the

@@ -117,9 +117,7 @@ def leave_one_out_errors(
 
 
 def left_out_predictions(model: DistributionDynamics) -> Float[Array, "t T"]:
-    """Coefficients of the prediction of each set from the one before it, by the operator learned
-    from all other steps.
-    """
+    """Coefficients of each one-step prediction by the operator of all other steps."""
     count = model.gram.shape[0]
     matrix, identity = model.coefficients, jnp.eye(count - 1, dtype=model.gram.dtype)
     diagonal = jnp.diagonal(matrix)
@@ -171,8 +169,10 @@ def rolling_origin_errors(
 def rolling_origin_predictions(
     model: DistributionDynamics, first: int, steps: int, restored: bool = False
 ) -> Float[Array, "m T"]:
-    """Coefficients of the predictions of sets `first` + `steps`, ..., T, each by the operator
-    learned up to `steps` sets before it; divided by its mass after each step if `restored`.
+    """Coefficients of the predictions of sets `first` + `steps`, ..., T.
+
+    Each is made by the operator that was learned up to `steps` sets before. With `restored` it is
+    divided by its mass after each step.
     """
     count, dtype = model.gram.shape[0], model.gram.dtype
 

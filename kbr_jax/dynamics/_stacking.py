@@ -168,9 +168,7 @@ def _stack(model: DistributionDynamics, noise: Float[Array, ""], steps: int) -> 
 def _line(
     model: DistributionDynamics, first: int, steps: int
 ) -> tuple[Float[Array, "1 T"], Float[Array, "left T"], Float[Array, "ahead T"]]:
-    """Coefficients of the line's prediction of the set to come, of each but two sets left out, and
-    of those ahead.
-    """
+    """Coefficients of the line's predictions: of the set to come, left out, and ahead."""
     count = model.gram.shape[0]
     times = jnp.concatenate([jnp.zeros(1, model.gram.dtype), jnp.cumsum(model.intervals)])
     coming = times[-1:] + steps * jnp.mean(model.intervals)
@@ -194,7 +192,7 @@ def _line(
 
 
 def _on_simplex(quadratic: Float[Array, "c c"]) -> Float[Array, " c"]:
-    """Argmin of w' Q w over w >= 0 with sum 1, by accelerated projected gradient descent."""
+    """Argmin of w' Q w on the simplex, by accelerated projected gradient descent."""
     rate = 1 / jnp.linalg.norm(quadratic)
 
     def step(_, carry):

@@ -110,8 +110,9 @@ def decode_gradient(
     num_steps: int = 200,
     learning_rate: ArrayLike = 0.05,
 ) -> Point:
-    r"""Pre-image under any differentiable kernel by gradient descent (Adam) on S13 eq 26 from
-    several starts.
+    """Pre-image under any differentiable kernel by gradient descent (Adam) on S13 eq 26.
+
+    It descends from several starts.
 
     **Arguments:**
 

@@ -16,8 +16,9 @@ def _itself(point: Point) -> Point:
 def quantile(
     embedding: Embedding, probabilities: ArrayLike, function: PointFunction = _itself
 ) -> Float[Array, "..."]:
-    r"""Quantiles of real functions of the variable, each coordinate on its own, from weights of any
-    sign:
+    r"""Quantiles of real functions of the variable, from weights of any sign.
+
+    Each coordinate is read on its own:
 
     $$ q(u) = f_{(1)} + \sum_{j < n} (f_{(j+1)} - f_{(j)}) \, 1[F(f_{(j)}) < u], \qquad
        F(t) = \sum_i w_i 1[f_i \le t] \Big/ \sum_i w_i, $$
@@ -80,8 +81,10 @@ def _rearranged(
 def credible_interval(
     embedding: Embedding, level: ArrayLike = 0.95, function: PointFunction = _itself
 ) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
-    r"""The central interval that holds a share `level` of the probability, for each coordinate of
-    f: its `quantile`s at $(1 - \text{level}) / 2$ and $(1 + \text{level}) / 2$.
+    r"""The central interval that holds a share `level` of the probability.
+
+    For each coordinate of f its ends are the `quantile`s at $(1 - \text{level}) / 2$ and
+    $(1 + \text{level}) / 2$.
 
     **Returns:** lower and upper ends, each `[..., *shape]`. Arguments, cost and errors: `quantile`.
     """

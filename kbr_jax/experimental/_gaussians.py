@@ -184,8 +184,9 @@ def mmd_mixture(embedding: Embedding, mixture: GaussianMixture) -> Float[Array, 
 
 
 def smoothed_kl(mixture: GaussianMixture, embedding: Embedding, grid: Points) -> Float[Array, ""]:
-    r"""$KL(p * k \,\|\, q * k)$ of a mixture p and a sample q, both smoothed by the kernel, on a
-    grid of equal cells.
+    r"""$KL(p * k \,\|\, q * k)$ of a mixture p and a sample q, both smoothed by the kernel.
+
+    It is computed on a grid of equal cells.
 
     With p known and q a sample without negative weights (for example a herded one) this is the
     divergence of Lampert 2015, table 2. Each is normalized to sum 1 over the grid, which must cover

@@ -15,8 +15,9 @@ from ..rules import ConditionalEmbedding, conditional_cross_covariance
 def local_dependence_test(
     model: ConditionalEmbedding, x: Point | Points, *, key: PRNGKeyArray, num_draws: int = 1000
 ) -> TestResult:
-    r"""Test whether Y and Z are independent given X = x, by the size of $C_{YZ|x}$ (S09 eq 9), at
-    one point or at many.
+    r"""Test whether Y and Z are independent given X = x (S09 eq 9).
+
+    The statistic is the size of $C_{YZ|x}$, at one point or at many.
 
     With $\beta(x) = (K + n \lambda I)^{-1} k(X, x)$ and the residuals
     $\tilde\phi_i = \phi(y_i) - \hat\mu_{Y|x_i}$ and $\tilde\psi_i = \psi(z_i) - \hat\mu_{Z|x_i}$,

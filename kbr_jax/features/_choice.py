@@ -22,9 +22,7 @@ def fit_features(
     landmarks: FeatureChoice,
     mask: Bool[Array, " n"] | None = None,
 ) -> AbstractFeatures:
-    """Exact features for None, greedy landmarks for a rank, features of the given landmarks or
-    frequencies otherwise.
-    """
+    """Fit exact features for None, greedy landmarks for a rank, else the given features."""
     kernel = as_kernel(kernel)
     if landmarks is None:
         return dense_gram(kernel, points, mask)

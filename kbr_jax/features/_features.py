@@ -1,5 +1,6 @@
-r"""Samples with their Gram matrix, exact or as $K \approx \Phi \Phi^\top$, and the linear algebra
-the rules need of them.
+r"""Samples with their Gram matrix, exact or as $K \approx \Phi \Phi^\top$.
+
+The linear algebra of the rules is here too.
 
 Every rule of the library is written once, against the methods of `AbstractFeatures`. A point enters
 them as its *code*, a row of r numbers that is linear in the embedding of the point: `k(X, x)` for
@@ -68,8 +69,9 @@ class AbstractFeatures(eqx.Module):
 
     @abc.abstractmethod
     def ridge_matrix(self, centered: bool) -> Float[Array, "r r"]:
-        """The matrix that a ridge regression on this sample inverts (plus its ridge), centered in
-        feature space if asked.
+        """The matrix that a ridge regression on this sample inverts, without its ridge.
+
+        It is centered in feature space if asked.
         """
 
     @abc.abstractmethod
@@ -79,7 +81,7 @@ class AbstractFeatures(eqx.Module):
         coordinates: Float[Array, "b r"],
         regularizer: Float[Array, ""],
     ) -> tuple[Float[Array, "b n"], Float[Array, "b n"]]:
-        r"""Both forms of Bayes' rule need the same solve with D = diag(weights), of any sign.
+        r"""Solve Bayes' rule for D = diag(weights) of any sign: both of its forms.
 
         **Returns:** $\beta = D K ((D K)^2 + \delta I)^{-1} D k$ and
         $g = K ((D K)^2 + \delta I)^{-1} D k$ with $\beta = D g$, for each code of an observation

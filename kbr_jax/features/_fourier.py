@@ -82,8 +82,7 @@ def random_fourier(
     key: PRNGKeyArray,
     orthogonal: bool = False,
 ) -> RandomFourier:
-    r"""Draw the frequencies of r random Fourier features of a shift-invariant kernel (Rahimi and
-    Recht 2007).
+    r"""Draw r random Fourier features of a shift-invariant kernel (Rahimi and Recht 2007).
 
     Pass the result where landmarks are taken:
     `fit_conditional(..., landmarks_x=random_fourier(...))`. The features are
@@ -193,8 +192,9 @@ def _families(terms: Sequence[_Term]) -> tuple[tuple[str, ...], ...]:
 
 
 def _expand(kernel: AbstractKernel, points: Points) -> list[_Term]:
-    """The kernel as a sum of products of shift-invariant ones, each with the part of the points
-    that it is a kernel on.
+    """The kernel as a sum of products of shift-invariant kernels.
+
+    Each comes with the part of the points that it is a kernel on.
 
     The spectral density of a product is the law of the sum of independent frequencies; features of
     a sum are concatenated.

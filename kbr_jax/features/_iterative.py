@@ -97,8 +97,9 @@ class ConjugateGradientFactor(AbstractFactor):
         return self.diagnose(b)[0]
 
     def diagnose(self, b: Float[Array, "n *k"]) -> tuple[Float[Array, "n *k"], SolveReport]:
-        """The solution and the report on it, for b `[n]` or columns `[n, ...]`, all iterated at
-        once, each with its own steps.
+        """Return the solution and the report on it, for b `[n]` or columns `[n, ...]`.
+
+        All columns are iterated at once, each with its own steps.
 
         Cost O(n^2 (d + k)) an iteration, memory O(n (block_size + r + k)).
         """
@@ -160,8 +161,9 @@ def _norms(x: Float[Array, "n k"]) -> Float[Array, " k"]:
 def _iterate(
     factor: ConjugateGradientFactor, b: Float[Array, "n k"], tolerance: float, limit: int
 ) -> tuple[Float[Array, "n k"], SolveReport]:
-    """Conjugate gradients for columns of unit norm, begun again from the true residual while that
-    still helps.
+    """Conjugate gradients for columns of unit norm.
+
+    They begin again from the true residual while that still helps.
     """
 
     def unfinished(state):
@@ -195,7 +197,7 @@ def _cycle(
 ) -> tuple[Float[Array, "n k"], Int[Array, " k"]]:
     """One run of preconditioned conjugate gradients from zero.
 
-    Every column has its own steps and rests once it is done.
+    Every column has its own steps and stays as it is once it is done.
     """
 
     def unfinished(state):

@@ -89,7 +89,7 @@ def _whiten(
 
 
 def only_active(matrix: Float[Array, "r r"], active: Bool[Array, " r"]) -> Float[Array, "r r"]:
-    """A Gram matrix of landmarks with those that are not active apart, at the scale of the rest.
+    """Set landmarks that are not active apart in a Gram matrix, at its scale.
 
     Jitter and shifts follow it.
     """

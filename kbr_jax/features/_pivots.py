@@ -127,9 +127,7 @@ def rejection_pivots(
 def _propose(
     sample: _Sample, residual, cumulative, rank: int, key, block: int, now: _Proposals
 ) -> _Proposals:
-    """Draw `block` points in proportion to `residual`, with these cumulative sums, and add those
-    that are accepted.
-    """
+    """Draw `block` points in proportion to `residual` and add those accepted."""
     pivots, kernel = now.pivots, sample.kernel
     draw, accept = jax.random.split(jax.random.fold_in(key, now.step))
     candidates = _indices(draw, cumulative, block).astype(pivots.index.dtype)

@@ -1,6 +1,4 @@
-"""Landmarks by sampling in proportion to distances (k-means++), and from a stream that never fits
-in memory.
-"""
+"""Landmarks by k-means++, and from a stream that never fits in memory."""
 
 from collections.abc import Iterable, Iterator
 
@@ -174,9 +172,7 @@ def streaming_landmarks(
 
 
 def _pieces(kernel: AbstractKernel, chunks: Iterable[Points]) -> Iterator[tuple[Points, int]]:
-    """The checked chunks as pieces of one size, with the number of points in each that are no
-    padding.
-    """
+    """The checked chunks as pieces of one size, with their numbers of true points."""
     first = None
     for index, chunk in enumerate(chunks):
         name = f"chunks[{index}]"

@@ -1,5 +1,6 @@
-"""Landmarks by pivoted incomplete Cholesky decomposition, one pivot at a time or in blocks, greedy
-or random.
+"""Landmarks by pivoted incomplete Cholesky decomposition, greedy or random.
+
+Pivots are chosen one at a time or in blocks.
 
 With the pivots as landmarks, the features of `landmark_features` at the sample *are* that
 decomposition. The choice is discrete: everything here is behind `stop_gradient`.
@@ -41,10 +42,11 @@ _SHARE = 0.5
 
 
 class IncompleteCholesky(eqx.Module):
-    r"""$K \approx L L^\top$ with `factor` L `[n, r]`, `pivots` `[r]` (indices into the sample, in
-    order of choice), `active` `[r]` (False: the column is zero) and `residual` `[n]`, the diagonal
-    of $K
-    - L L^\top$.
+    r"""The decomposition $K \approx L L^\top$.
+
+    - `factor`: L `[n, r]`. `pivots` `[r]`: indices into the sample, in order of choice.
+    - `active` `[r]`: False where the column is zero.
+    - `residual` `[n]`: the diagonal of $K - L L^\top$.
     """
 
     factor: Float[Array, "n r"]

@@ -17,7 +17,7 @@ from ..rules import AbstractConditional
 
 
 class FilterOutput(eqx.Module):
-    r"""What a step, or with a leading time axis a run, knows of the hidden state.
+    r"""What a step, or a run with a leading time axis, knows of the state.
 
     - `weights`: the belief after the observation. `belief(filt, output)` embeds it. An array
       `[..., n]` on the training sample, or `MomentWeights`.
@@ -260,7 +260,7 @@ def _scan(
 
 
 def belief(filt: AbstractFilter, output: FilterOutput) -> Embedding:
-    """Embed the belief of a step, or the beliefs of a run as a batch `[T, n]`.
+    """Embed the belief of a step, or those of a run as a batch `[T, n]`.
 
     The points are the training states, their successors for the estimator `"prior"` and for a
     `ConditionalEmbeddingFilter`, and the centers of the cells or the landmarks for moments.
@@ -269,7 +269,7 @@ def belief(filt: AbstractFilter, output: FilterOutput) -> Embedding:
 
 
 def state_mean(filt: AbstractFilter, output: FilterOutput) -> Any:
-    """Return the mean state under the belief of a step, or of each step of a run `[T, ...]`.
+    """Return the mean state of a step, or of each step of a run `[T, ...]`.
 
     For moments it is the mean of `MomentMaps.function` over the whole training sample.
     """

@@ -167,8 +167,9 @@ def _held_out(inverse, coefficients, block: int) -> Float[Array, "n p"]:
 
 
 def _largest_ratios(own, others, count: int) -> tuple[Float[Array, " d"], Float[Array, "p d"]]:
-    """The `count` directions v in which the second moment of `others` is the largest multiple of
-    that of `own`.
+    """The `count` directions v with the largest ratios v'Bv / v'Av of second moments.
+
+    B is that of `others`, A that of `own`.
     """
     p = own.shape[1]
     moment = matmul(own.T, own) / own.shape[0]

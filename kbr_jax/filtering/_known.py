@@ -36,7 +36,7 @@ def as_function(function: Callable) -> Any:
 
 
 class AbstractKnownTransition(eqx.Module):
-    """A transition P(s' | s) or P(s' | s, u) that is known and not learned."""
+    """A known transition P(s' | s) or P(s' | s, u)."""
 
     learned: ClassVar[bool] = False
 

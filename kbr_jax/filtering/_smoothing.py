@@ -109,7 +109,7 @@ def _smooth(
         return normalized(beliefs) if normalize else beliefs
 
     def step(later, inputs):
-        """From beliefs at t + 1 given what was seen to t + 1 + j, in row j, to those at t."""
+        """Beliefs at t from those at t + 1. Row j has seen t + 1 + j."""
         belief, joint, control = inputs
         rows = later if lag is None else later[:-1]
         ratio = model.ratio(joint, matmul(rows, codes), delta, importance)

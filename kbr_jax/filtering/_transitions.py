@@ -21,7 +21,7 @@ from ._base import AbstractSmoother, no_controls
 
 
 class AbstractTransition(eqx.Module):
-    """A transition P(s' | s) or P(s' | (s, u)), bound to the beliefs of an emission model."""
+    """A transition P(s' | s) or P(s' | (s, u)), bound to an emission model."""
 
     @abc.abstractmethod
     def forward(

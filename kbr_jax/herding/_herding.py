@@ -43,9 +43,10 @@ def herd(
     num_points: int,
     rule: Rule = "greedy",
 ) -> HerdingResult:
-    r"""Choose `num_points` m of the candidates so that their embedding follows
-    $\eta = \sum_i w_i k(x_i, \cdot)$, whose weights may have any sign: a projection of $\eta$ onto
-    distributions. The k-th point is, by `rule`,
+    r"""Choose `num_points` m candidates whose embedding follows $\eta = \sum_i w_i k(x_i, \cdot)$.
+
+    The weights may have any sign: this projects $\eta$ onto distributions. The k-th point is, by
+    `rule`,
 
     - "greedy":
       $\operatorname{argmax}_z \eta(z) - \frac1k \sum_{i<k} k(z, z_i) - \frac{1}{2k} k(z, z)$, the

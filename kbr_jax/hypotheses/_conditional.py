@@ -1,6 +1,4 @@
-r"""Are two variables independent given a third? The kernel conditional test (Zhang, Peters, Janzing
-and Schoelkopf 2011).
-"""
+"""The kernel test of conditional independence (Zhang, Peters, Janzing and Schoelkopf 2011)."""
 
 import equinox as eqx
 import jax

@@ -72,8 +72,9 @@ def relevant(center: Array, whole: Array) -> Float[Array, ""]:
 def of_residuals(
     parts: Sequence[Float[Array, "n n"]], wholes: Sequence[Float[Array, "n n"]]
 ) -> Float[Array, ""]:
-    """Magnitude of the mean product of two residuals, each of them known up to the rounding of its
-    whole Gram matrix.
+    """Magnitude of the mean product of two residuals.
+
+    Each is known up to the rounding of its whole Gram matrix.
     """
     sizes, bounds = (
         [jnp.mean(jnp.abs(jnp.diagonal(m))) for m in matrices] for matrices in (parts, wholes)
@@ -82,9 +83,7 @@ def of_residuals(
 
 
 def rounding(magnitude: Float[Array, "*s"]) -> Float[Array, "*s"]:
-    """What sums of terms that add up to `magnitude` without their signs may differ by, in another
-    order.
-    """
+    """The error by rounding of a sum whose terms have absolute sum `magnitude`."""
     return 16 * jnp.finfo(magnitude.dtype).eps * magnitude
 
 

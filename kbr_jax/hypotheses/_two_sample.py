@@ -46,8 +46,9 @@ def two_sample_test(
     num_permutations: int = 1000,
     null: Literal["permutation", "signs"] = "permutation",
 ) -> TestResult:
-    r"""Test whether x and y are samples of one distribution, by the unbiased squared MMD (Gretton
-    et al. 2012, eq 3),
+    r"""Test whether x and y are samples of one distribution.
+
+    The statistic is the unbiased squared MMD (Gretton et al. 2012, eq 3),
 
     $$ \frac{1}{n (n - 1)} \sum_{i \ne j} k(x_i, x_j) + \frac{1}{m (m - 1)} \sum_{i \ne j} k(y_i,
        y_j)

@@ -1,4 +1,4 @@
-r"""Sums over a sample that hold all that the rules and filters need of it, whatever its size.
+r"""Sums over a sample that hold all that rules and filters need of it.
 
 With features $\phi$ of x and $\psi$ of y, every rule meets the n training pairs only through
 
@@ -177,8 +177,9 @@ def _map(kernel: AbstractKernel, choice: Landmarks | RandomFourier) -> AbstractF
 def pack(
     first: Float[Array, "*b h h"], corner: Float[Array, "*b h l"], second: Float[Array, "*b l l"]
 ) -> Float[Array, "*b t"]:
-    """Symmetric matrices [[first, corner], [corner^T, second]], l = h or h + 1, without their
-    repeated entries.
+    """Symmetric matrices [[first, corner], [corner^T, second]] without repeated entries.
+
+    l = h or h + 1.
 
     One rectangle [l, h + 1] holds both triangles: up to the diagonal `second`, behind it `first`.
     Taking it apart again is a few transposes of dense blocks, much faster than gathering entries.

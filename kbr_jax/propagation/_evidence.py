@@ -87,8 +87,9 @@ def evidence_rows(
     width: int,
     node_types: tuple[int, ...],
 ) -> Float[Array, "rows q"]:
-    """The message of each observed node to each of its neighbors, ones where its value is missing;
-    and a row of ones.
+    """The message of each observed node to each neighbor, and a row of ones.
+
+    It is ones where the value of the node is missing.
 
     Messages to nodes of other types than the given ones are ones too.
     """
@@ -140,7 +141,7 @@ def known_values(
     node_types: tuple[int, ...],
     dtype: Any,
 ) -> Float[Array, "N p"]:
-    """The product of the known likelihoods of each hidden node of some types at common points."""
+    """The product of the known likelihoods of hidden nodes of some types at common points."""
     return _known(model, evidence, dict.fromkeys(node_types, points), size(points), dtype)
 
 
@@ -228,7 +229,7 @@ def as_evidence(
 def _by_label(
     model: PropagationModel, values: dict, watched: np.ndarray
 ) -> tuple[dict[int, Points], np.ndarray]:
-    """Values by label as one sample for each node type, and the mask of those given."""
+    """One sample for each node type from values by label, and their mask."""
     graph = model.graph
     given = {graph.index(label): jax.tree.map(jnp.asarray, one) for label, one in values.items()}
     unknown = [node for node in given if node not in watched]

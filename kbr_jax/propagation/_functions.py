@@ -28,7 +28,7 @@ def product(start: Array, factor: Callable[[Any], Array], table: Any) -> Array:
 
 
 def rows_or_ones(table: Float[Array, "n q"], index: Any) -> Float[Array, "..."]:
-    """Rows of a table, and ones for indices beyond its end: where nothing is heard."""
+    """Rows of a table, and ones for indices beyond its end, where no message comes."""
     return table.at[index].get(mode="fill", fill_value=1)
 
 

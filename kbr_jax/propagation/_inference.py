@@ -128,8 +128,9 @@ def _tree(model: PropagationModel, evidence: Evidence, floor: Float[Array, ""]) 
 
 
 def _schedule(block: np.ndarray, levels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For each level the directions of a group that are sent, `[levels, G]`, and their slots
-    `[levels, G, w]`.
+    """For each level the directions that are sent, `[levels, G]`, and their slots.
+
+    The slots are `[levels, G, w]`.
 
     Filled up with direction 0 and slots beyond the end, which are dropped.
     """
@@ -194,9 +195,7 @@ def _flood(
 def _outgoing(
     model: PropagationModel, group: int, directions: Any, rows: Any, messages: Array, local: Array
 ) -> Array:
-    """New messages of a group `[G, w, q]`, from the product of what their sources hear from
-    elsewhere.
-    """
+    """New messages of a group `[G, w, q]`, from products of other messages."""
     transfer: Transfer = model.messages[group]
     products = sources(model, group, directions, rows, messages, local)
     sent = (transfer if directions is None else transfer.pick(directions)).apply(products)
@@ -212,18 +211,17 @@ def sources(
     offsets = np.asarray(model.offsets[group])
     place = np.full(model.graph.num_nodes + 1, len(model.graph.hidden))
     place[model.graph.hidden] = np.arange(len(model.graph.hidden))
-    # What lies beyond the end is ones: for slots without an edge nothing is heard, and nobody
-    # speaks.
-    heard = np.concatenate(
+    # Beyond the end all is ones: a slot without an edge gets and sends no message.
+    received = np.concatenate(
         [model.layout.incoming, np.full((2, model.layout.incoming.shape[1]), slots.count)]
     )
     nodes = place[np.concatenate([slots.sources, [-1, -1]])]
     if isinstance(rows, np.ndarray):
-        nodes, heard = nodes[rows], heard[rows]
+        nodes, received = nodes[rows], received[rows]
     else:
-        nodes, heard, offsets = (
+        nodes, received, offsets = (
             jnp.asarray(nodes)[rows],
-            jnp.asarray(heard)[rows],
+            jnp.asarray(received)[rows],
             jnp.asarray(offsets)[directions],
         )
 
@@ -237,4 +235,4 @@ def sources(
         )
         return jnp.where((index < len(table))[..., None], cut(index, offsets), 1)
 
-    return product(columns(local, nodes), lambda index: columns(messages, index), heard)
+    return product(columns(local, nodes), lambda index: columns(messages, index), received)

@@ -48,7 +48,7 @@ class Layout(eqx.Module):
 
     @functools.cached_property
     def incoming(self) -> np.ndarray:
-        """For each slot of a message t -> s the slots of the messages u -> t, u != s.
+        """For each message t -> s the slots of the other messages to t.
 
         Filled up with the row of ones.
         """
@@ -105,7 +105,7 @@ class Slots:
         self.num_nodes = graph.num_nodes
 
     def arrivals(self, nodes: np.ndarray) -> np.ndarray:
-        """The slots of all messages to each of the nodes, filled up with the row of ones."""
+        """The slots of all messages to each node, filled up with the row of ones."""
         return padded_table(
             [[slot for slot, _ in self.into.get(int(node), ())] for node in nodes], self.count
         )

@@ -185,9 +185,7 @@ def fit_belief_propagation(
 
 
 def _fit_groups(graph: PairwiseGraph, regression: Any, hidden: dict, watched: dict, choices: tuple):
-    """The layout, the transfers of messages and of evidence, and the features of the observed
-    samples.
-    """
+    """The layout, the transfers of messages and evidence, and the observed features."""
     layouts, transfers, features = [], [], ()
     for directed, names in ((hidden, "messages"), (watched, "evidence")):
         directions = sorted(directed)
@@ -203,7 +201,7 @@ def _fit_groups(graph: PairwiseGraph, regression: Any, hidden: dict, watched: di
 
 
 def _in_order(graph: PairwiseGraph, given: Any, by_type: bool = False) -> Any:
-    """What a dict gives for nodes by label or number, in order of the nodes (or of their types)."""
+    """What a dict gives for nodes, in order of the nodes or of types."""
     if not isinstance(given, dict):
         return given
     rows: list[Any] = [None] * (graph.num_node_types if by_type else graph.num_nodes)
@@ -340,9 +338,7 @@ def _sides(pairs: list, direction: int) -> tuple[Points, Points]:
 def _segments(
     graph: PairwiseGraph, pairs: list, samples: tuple, kind: int, hidden: dict
 ) -> list[tuple[Points, int]]:
-    """The different samples on which nodes of one type multiply messages, and where each begins in
-    their support.
-    """
+    """The samples on which nodes of one type multiply messages, and their offsets."""
     parts: list[tuple[Points, int]] = []
     for direction in sorted(hidden):
         part = _sides(pairs, direction)[0]

@@ -1,7 +1,7 @@
 r"""The linear map of a message update, in its three forms, stacked over many directions.
 
 With pairs $(x_t^i, x_s^i)$, features $\Phi_s$ of the conditioning sample and the product p of the
-messages that t has heard, a message at points z is kernel ridge regression (S13 eq 30, in values
+messages that t received, a message at points z is kernel ridge regression (S13 eq 30, in values
 instead of coefficients):
 
 $$ m_{ts}(z) = \Phi(z) (\Phi_s^\top \Phi_s + n \lambda I)^{-1} \Phi_s^\top p(x_t), $$

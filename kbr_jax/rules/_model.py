@@ -1,4 +1,6 @@
-r"""What a rule needs of a fitted model of P(Y | X), whether it keeps the sample or its moments.
+"""What a rule needs of a fitted model of P(Y | X).
+
+A model keeps the sample or its moments.
 
 An embedding over X enters by its *coordinates* in the features of x. The model turns them into the
 *weights* of a prior on its training pairs. Bayes' rule gives a *belief*: posterior weights on the
@@ -39,7 +41,7 @@ class AbstractEmission(eqx.Module):
         """Weights of the training marginal of X."""
 
     def regression_on_x(self) -> tuple[AbstractFeatures, Float[Array, ""], AbstractFactor]:
-        """Features of a training sample of X, and the ridge and factor of regressions on it."""
+        """Features of a sample of X, and ridge and factor of regressions on it."""
         raise ValueError(
             "Smoothing with a known transition needs a training sample: fit moments of simulated "
             "pairs (s, s') as the transition instead."

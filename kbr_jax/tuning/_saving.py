@@ -32,8 +32,9 @@ _FUNCTIONS, _CLASSES = (
 def save(
     path: str | os.PathLike, tree: Any, *, functions: Mapping[str, Callable] | None = None
 ) -> None:
-    r"""Save a fitted object, or a tree of them, to one file that `load` reads without being told
-    what is in it.
+    """Save a fitted object, or a tree of them, to one file for `load`.
+
+    `load` needs not be told what is in it.
 
     The file is a zip of the arrays, as NumPy's `.npy`, and of the structure as JSON. An array that
     occurs twice in the tree is stored once. The file takes its name, from an older one if need be,
@@ -46,8 +47,8 @@ def save(
       optax; tuples, named tuples, lists and dicts of these; arrays of jax or NumPy, random keys,
       plain numbers, strings, None, functions of kbr_jax.
     - `functions`: names for functions and classes that are not of kbr_jax: a callable that serves
-      as kernel, `decode` of a `RivalFilter`, the class of a kernel of your own. Only the name is
-      stored; `load` asks for the thing itself.
+      as kernel, `decode` of a `CusumRestartFilter`, the class of a kernel of your own. Only the
+      name is stored; `load` asks for the thing itself.
 
     Not stored: weak types, and how an array is spread over devices. Cost: time and size O(bytes of
     the distinct arrays).
@@ -205,8 +206,9 @@ class _Encoder:
         }
 
     def _address(self, thing: Any, homes: tuple[str, ...]) -> str | None:
-        """`module:name` of a function or class, `:name` if the caller named it, None if it is not
-        found again.
+        """`module:name` of a function or class, else None.
+
+        `:name` if the caller named it.
         """
         if id(thing) in self.names:
             self.used.add(self.names[id(thing)])
@@ -220,9 +222,7 @@ class _Encoder:
 
 
 class _Decoder:
-    """The inverse of an encoder, for loaded arrays, things given by the caller, and a file of some
-    library version.
-    """
+    """The inverse of an encoder, for loaded arrays and things given by the caller."""
 
     def __init__(self, arrays: list[Any], given: dict[str, Any], library: str):
         self.arrays, self.given, self.library = arrays, given, library
