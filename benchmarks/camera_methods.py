@@ -113,7 +113,7 @@ def ridge(rotations, frames, tests, *, c, epsilon, window=1) -> np.ndarray:
         frame_kernel(train, c), kbr.Linear(), train, rotations, regularizer=epsilon, landmarks_y=9
     )
     return np.asarray(
-        kbr.embedding.nearest_rotation(kbr.conditional_expectation(model, lambda r: r, query))
+        kbr.embedding.nearest_rotation(kbr.conditional_expectation(model, query, lambda r: r))
     )
 
 

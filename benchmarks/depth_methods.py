@@ -159,7 +159,7 @@ def regress(
         model = kbr.fit_conditional(
             kbr.Gaussian(c), kbr.Linear(), x, (y - offset)[:, None], regularizer=kappa
         )
-        return kbr.conditional_expectation(model, lambda point: point[0], queries) + offset
+        return kbr.conditional_expectation(model, queries, lambda point: point[0]) + offset
 
     return jax.vmap(row)(train, depth, features)
 

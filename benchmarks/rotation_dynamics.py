@@ -142,7 +142,7 @@ def ridge_on_windows(states, observations, tests, stretch):
                 regularizer=p[1] * stretch,
                 landmarks_y=2,
             )
-            return kbr.conditional_expectation(model, lambda s: s, query)
+            return kbr.conditional_expectation(model, query, lambda s: s)
 
         pairs = itertools.product((0.5, 1.0, 2.0, 4.0), (1e-4, 1e-3, 1e-2, 1e-1))
         estimates.append(jax.lax.map(candidate, jnp.asarray(list(pairs))))

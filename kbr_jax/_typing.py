@@ -1,8 +1,9 @@
-"""Names for the arrays that cross the library's borders."""
+"""Names for arrays, points and samples, and how results are printed."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+import equinox as eqx
 import jax
 import numpy as np
 from jaxtyping import Array as Array
@@ -25,3 +26,8 @@ Points: TypeAlias = Any
 
 #: A function of one point with values of any fixed shape.
 PointFunction: TypeAlias = Callable[[Point], Any]
+
+
+def with_numbers(self: eqx.Module) -> str:
+    """A record with the numbers of its arrays. Long arrays are shortened."""
+    return eqx.tree_pformat(self, short_arrays=False)

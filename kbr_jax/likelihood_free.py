@@ -20,8 +20,7 @@ import jax
 from jax import lax
 
 from ._checks import as_count
-from ._repr import with_numbers
-from ._typing import Point, Points, PRNGKeyArray
+from ._typing import Point, Points, PRNGKeyArray, with_numbers
 
 
 class Simulations(eqx.Module):

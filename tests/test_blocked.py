@@ -168,7 +168,7 @@ def test_the_rules_agree_with_the_factored_solve(solver):
     prior = kbr.embed(KERNEL, QUERIES, jnp.asarray([0.4, 0.3, 0.2, 0.1]))
     for rule in (
         lambda m: kbr.condition(m, QUERIES).weights,
-        lambda m: kbr.conditional_expectation(m, lambda y: y, QUERIES),
+        lambda m: kbr.conditional_expectation(m, QUERIES, lambda y: y),
         lambda m: kbr.sum_rule(m, prior).weights,
         lambda m: kbr.chain_rule(m, prior, estimator="prior").weights,
         lambda m: kbr.condition_centered(m, QUERIES).weights,
@@ -191,7 +191,7 @@ def test_bayes_rule_with_landmarks_or_by_forming_the_matrix():
 def test_gradients_are_those_of_the_factored_solve():
     def loss(parameters, solver):
         model = fit(solver, parameters[1], parameters[0])
-        return jnp.sum(kbr.conditional_expectation(model, lambda y: y, QUERIES) ** 2)
+        return jnp.sum(kbr.conditional_expectation(model, QUERIES, lambda y: y) ** 2)
 
     gradient = jax.jit(jax.grad(loss), static_argnums=1)
     parameters = jnp.asarray([0.6, 1e-3])

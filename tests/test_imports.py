@@ -20,7 +20,7 @@ MAX_LINES = 400
 
 #: Lowest floor first; what shares a floor may not import from each other.
 FLOORS = (
-    ("_typing", "_repr"),
+    ("_typing",),
     ("_numerics", "_checks"),
     ("kernels",),
     ("features",),

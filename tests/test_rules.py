@@ -161,7 +161,7 @@ def test_conditional_expectation(landmarks):
     model, kx, _ = fitted(landmarks)
     values = np.stack([np.outer(y, y) + np.sin(y) for y in Y])
     single_and_batch(
-        lambda q: kbr.conditional_expectation(model, lambda y: jnp.outer(y, y) + jnp.sin(y), q),
+        lambda q: kbr.conditional_expectation(model, q, lambda y: jnp.outer(y, y) + jnp.sin(y)),
         lambda q: np.einsum("i,ijk", np.linalg.solve(ridge(kx), kx(X, q[None]))[:, 0], values),
     )
 
@@ -384,7 +384,7 @@ def rule_scalars(p, landmarks):
         "condition_centred_printed": jnp.sum(
             kbr.condition_centered(model, q, estimator="song2009").weights @ c
         ),
-        "conditional_expectation": jnp.sum(kbr.conditional_expectation(model, lambda y: y**3, q)),
+        "conditional_expectation": jnp.sum(kbr.conditional_expectation(model, q, lambda y: y**3)),
         "conditional_cross_covariance": jnp.sum(
             kbr.embedding.squared_hs_norm(kbr.rules.conditional_cross_covariance(pairs, q))
         ),
@@ -525,7 +525,7 @@ def rules_of_a_query(model, prior):
         "condition": lambda q: kbr.condition(model, q).weights,
         "affine": lambda q: kbr.condition_centered(model, q).weights,
         "printed": lambda q: kbr.condition_centered(model, q, estimator="song2009").weights,
-        "expectation": lambda q: kbr.conditional_expectation(model, lambda y: y[0] * y, q),
+        "expectation": lambda q: kbr.conditional_expectation(model, q, lambda y: y[0] * y),
         **{
             f"bayes {estimator}": lambda q, estimator=estimator: (
                 kbr.bayes_rule(model, prior, q, regularizer=DELTA, **as_printed(estimator)).weights
@@ -643,7 +643,7 @@ def test_linear_kernels_do_ridge_regression(landmarks):
         landmarks_x=landmarks,
     )
     slope = np.linalg.solve(X.T @ X / N + LAMBDA * np.eye(2), X.T @ Y / N)
-    close(kbr.conditional_expectation(model, lambda y: y, jnp.asarray(QUERIES)), QUERIES @ slope)
+    close(kbr.conditional_expectation(model, jnp.asarray(QUERIES), lambda y: y), QUERIES @ slope)
     prior = kbr.embed(kbr.Linear(), jnp.asarray(PRIOR_X), jnp.asarray(ALPHA))
     close(kbr.expectation(kbr.sum_rule(model, prior), lambda y: y), ALPHA @ PRIOR_X @ slope)
 

@@ -13,8 +13,7 @@ from jax import lax
 
 from .._checks import as_count
 from .._numerics import matmul
-from .._repr import with_numbers
-from .._typing import Array, Float
+from .._typing import Array, Float, with_numbers
 from ..embedding import Embedding, normalized
 from ._dynamics import DistributionDynamics, advance, forecast_coefficients, noise_ridge
 from ._selection import intervals_of, left_out_predictions, refitted, rolling_origin_predictions

@@ -9,7 +9,6 @@ from ._decoding import (
     decoding_objective,
     nearest_rotation,
 )
-from ._distance import mmd, squared_mmd, witness
 from ._embedding import (
     Embedding,
     check_one_space,
@@ -36,8 +35,18 @@ from ._joint import (
     marginals,
     squared_hs_norm,
 )
-from ._quantiles import credible_interval, quantile
-from ._statistics import marginal, mean, sample, std, variance
+from ._statistics import (
+    credible_interval,
+    marginal,
+    mean,
+    mmd,
+    quantile,
+    sample,
+    squared_mmd,
+    std,
+    variance,
+    witness,
+)
 
 __all__ = [
     "CrossCovariance",

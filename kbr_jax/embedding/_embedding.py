@@ -10,8 +10,7 @@ import numpy as np
 
 from .._checks import as_batch, as_points, as_weights, check_alike, check_finite, is_concrete, size
 from .._numerics import HIGHEST, matmul, safe_sqrt
-from .._repr import with_numbers
-from .._typing import Array, ArrayLike, Float, Point, PointFunction, Points
+from .._typing import Array, ArrayLike, Float, Point, PointFunction, Points, with_numbers
 from ..kernels import AbstractKernel, KernelLike, as_kernel
 
 

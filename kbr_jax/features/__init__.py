@@ -1,6 +1,5 @@
 """Exact and low-rank views of a sample's Gram matrix."""
 
-from ._cells import PartitionOfUnity, soft_partition
 from ._choice import FeatureChoice, fit_features
 from ._features import (
     AbstractFeatureMap,
@@ -12,7 +11,14 @@ from ._features import (
 )
 from ._fourier import FourierFeatures, RandomFourier, fourier_features, random_fourier
 from ._iterative import ConjugateGradient, ConjugateGradientFactor, LazyGram, SolveReport, lazy_gram
-from ._landmarks import LandmarkFeatures, Landmarks, landmark_features, only_active
+from ._landmarks import (
+    LandmarkFeatures,
+    Landmarks,
+    PartitionOfUnity,
+    landmark_features,
+    only_active,
+    soft_partition,
+)
 from ._sampling import kmeanspp_landmarks, streaming_landmarks
 from ._selection import (
     IncompleteCholesky,

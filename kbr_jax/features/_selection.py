@@ -18,8 +18,7 @@ from jax import lax
 
 from .._checks import as_count, as_fraction, as_points, check_finite, size, take
 from .._numerics import matmul
-from .._repr import with_numbers
-from .._typing import Array, Bool, Float, Int, Points, PRNGKeyArray
+from .._typing import Array, Bool, Float, Int, Points, PRNGKeyArray, with_numbers
 from ..kernels import KernelLike, as_kernel
 from ._landmarks import Landmarks
 from ._pivots import choose_pivots, draw_indices, rejection_pivots

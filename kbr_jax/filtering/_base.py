@@ -10,8 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._checks import as_count, as_positive, take
-from .._repr import with_numbers
-from .._typing import Array, ArrayLike, Bool, Float, Point, Points
+from .._typing import Array, ArrayLike, Bool, Float, Point, Points, with_numbers
 from ..embedding import Embedding
 from ..rules import AbstractConditional
 

@@ -3,8 +3,7 @@
 Two samples, independence, independence given a third variable or its value.
 """
 
-from ._conditional import conditional_independence_test
-from ._independence import independence_test
+from ._independence import conditional_independence_test, independence_test
 from ._results import TestResult
 from ._two_sample import block_two_sample_test, two_sample_test
 

@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._repr import with_numbers
-from .._typing import Array, Float, PRNGKeyArray
+from .._typing import Array, Float, PRNGKeyArray, with_numbers
 
 #: Draws of the null distribution that are computed side by side.
 _BATCH = 64

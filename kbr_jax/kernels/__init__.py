@@ -1,6 +1,5 @@
 """Kernels and their Gram matrices."""
 
-from ._bandwidth import median_heuristic
 from ._base import (
     AbstractKernel,
     FunctionKernel,
@@ -12,10 +11,8 @@ from ._base import (
     diagonal,
     gram,
 )
-from ._blocked import gram_matvec
-from ._discrete import Delta, Precomputed
-from ._dot_product import Linear, Polynomial
-from ._histogram import ChiSquared, HistogramIntersection
+from ._families import ChiSquared, Delta, HistogramIntersection, Linear, Polynomial, Precomputed
+from ._gram import gram_matvec, median_heuristic
 from ._parts import DirectSum, TensorProduct
 from ._stationary import (
     WITH_SPECTRUM,

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 from .._checks import as_positive
 from .._numerics import exp, safe_sqrt, squared_distances
 from .._typing import Array, Float, Point, Points, PRNGKeyArray
-from ._base import AbstractKernel
-from ._domains import check_real, flat
+from ._base import AbstractKernel, check_real, flat
 
 
 def as_bandwidth(value):

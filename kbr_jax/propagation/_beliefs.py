@@ -14,15 +14,13 @@ from jax import lax
 
 from .._checks import as_points, as_positive, check_alike, is_concrete, size
 from .._numerics import matmul
-from .._repr import with_numbers
-from .._typing import Array, ArrayLike, Float, Points, PRNGKeyArray
+from .._typing import Array, ArrayLike, Float, Points, PRNGKeyArray, with_numbers
 from ..embedding import Embedding
 from ..kernels import AbstractKernel, KernelLike, as_kernel
 from ._evidence import evidence_rows, known_values
-from ._functions import product, rescaled, rows_or_ones
 from ._inference import Messages, sources
 from ._model import PropagationModel
-from ._transfer import map_alike
+from ._transfer import map_alike, product, rescaled, rows_or_ones
 
 
 class Beliefs(eqx.Module):

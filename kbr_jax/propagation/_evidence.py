@@ -12,10 +12,9 @@ from .._checks import as_mask, as_points, check_alike, check_finite, fill, is_co
 from .._typing import Array, ArrayLike, Bool, Float, Points
 from ..features import AbstractFeatures
 from ..kernels import FunctionKernel
-from ._functions import peak, product, rescaled, rows_or_ones
 from ._graph import PairwiseGraph
 from ._model import PropagationModel
-from ._transfer import alike, stack
+from ._transfer import alike, peak, product, rescaled, rows_or_ones, stack
 
 
 def _as_function(function: Any) -> FunctionKernel:

@@ -10,13 +10,11 @@ import numpy as np
 from jax import lax
 
 from .._checks import as_count, as_fraction
-from .._repr import with_numbers
-from .._typing import Array, ArrayLike, Float, Int
+from .._typing import Array, ArrayLike, Float, Int, with_numbers
 from ._evidence import Evidence, Likelihood, as_evidence, local_factors
-from ._functions import product, rescaled, rows_or_ones
 from ._layout import padded_table
 from ._model import PropagationModel
-from ._transfer import Transfer
+from ._transfer import Transfer, product, rescaled, rows_or_ones
 
 
 class Messages(eqx.Module):

@@ -1,7 +1,7 @@
 """Conditional embeddings and the rules of probability for embeddings."""
 
-from ._clipping import Clipping, check_estimator, clip_and_normalize, clipped
 from ._conditional import (
+    AbstractSampleEmission,
     ConditionalEmbedding,
     centered_weights,
     check_centered,
@@ -14,6 +14,10 @@ from ._conditional import (
 from ._model import (
     AbstractConditional,
     AbstractEmission,
+    Clipping,
+    check_estimator,
+    clip_and_normalize,
+    clipped,
     prior_coordinates,
     prior_mean,
     prior_weights,
@@ -21,7 +25,6 @@ from ._model import (
     update,
 )
 from ._rules import bayes_rule, chain_rule, sum_rule
-from ._sample import AbstractSampleEmission
 
 __all__ = [
     "AbstractConditional",

@@ -18,9 +18,9 @@ from .._checks import (
     size,
     without_padding,
 )
-from .._numerics import AbstractFactor
-from .._typing import Array, ArrayLike, Float, Int, Point, PointFunction, Points
-from ..embedding import CrossCovariance, Embedding, JointEmbedding, expectation
+from .._numerics import AbstractFactor, matmul
+from .._typing import Array, ArrayLike, Bool, Float, Int, Point, PointFunction, Points
+from ..embedding import CrossCovariance, Embedding, JointEmbedding, expectation, mean
 from ..features import (
     AbstractFeatures,
     ConjugateGradient,
@@ -30,8 +30,75 @@ from ..features import (
     lazy_gram,
 )
 from ..kernels import KernelLike, TensorProduct, as_kernel
-from ._model import AbstractConditional, prior_coordinates
-from ._sample import AbstractSampleEmission
+from ._model import (
+    AbstractConditional,
+    AbstractEmission,
+    Clipping,
+    clip_and_normalize,
+    prior_coordinates,
+)
+
+
+class AbstractSampleEmission(AbstractEmission):
+    """A likelihood P(y | x) on a training sample of x, see `AbstractEmission`."""
+
+    regularizer: eqx.AbstractVar[Float[Array, ""]]
+    factor: eqx.AbstractVar[AbstractFactor]
+
+    @property
+    def x(self) -> Points:
+        """Training points of x."""
+        return self.features_x.points
+
+    def weights(self, coordinates: Float[Array, "*b p"]) -> Float[Array, "*b n"]:
+        flat = coordinates.reshape(-1, coordinates.shape[-1])
+        weights = self.features_x.ridge_weights(self.factor, flat)
+        return weights.reshape(*coordinates.shape[:-1], weights.shape[-1])
+
+    def regression_on_x(self) -> tuple[AbstractFeatures, Float[Array, ""], AbstractFactor]:
+        return self.features_x, self.regularizer, self.factor
+
+    def marginal(self) -> Float[Array, " n"]:
+        return self.features_x.uniform
+
+    def clip_and_normalize(
+        self, weights: Float[Array, "*b n"], clipping: Clipping
+    ) -> Float[Array, "*b n"]:
+        return clip_and_normalize(weights, clipping, mask=self.features_x.mask)
+
+    def spread(
+        self, belief: Float[Array, " k"], index: Int[Array, " k"], like: Float[Array, " n"]
+    ) -> Float[Array, " n"]:
+        return jnp.zeros_like(like).at[index].set(belief)
+
+    def unchanged(self, weights: Float[Array, "*b n"]) -> Float[Array, "*b n"]:
+        return weights
+
+    def is_zero(self, belief: Float[Array, " n"]) -> Bool[Array, ""]:
+        return jnp.all(belief == 0)
+
+    def as_weights(self, belief: Float[Array, "*b n"]) -> Float[Array, "*b n"]:
+        return belief
+
+    def embed_x(self, belief: Float[Array, "*b n"]) -> Embedding:
+        return Embedding(self.features_x.kernel, self.x, belief)
+
+    def mean_x(self, belief: Float[Array, "*b n"]) -> Any:
+        return mean(self.embed_x(belief))
+
+    def readout(self, features: AbstractFeatures) -> Float[Array, "n r"]:
+        return features.coordinates(self.x)
+
+    def readout_values(self, points: Points) -> Float[Array, "n a"]:
+        return self.features_x.kernel.gram(self.x, points)
+
+    def readout_successors(self, successors: Points | None) -> Float[Array, "n p"]:
+        if successors is None:
+            raise ValueError("A shift needs the successors of the training states.")
+        return self.features_x.coordinates(successors)
+
+    def read(self, belief: Float[Array, "*b n"], readout: Float[Array, "n s"]) -> Array:
+        return matmul(belief, readout)
 
 
 class ConditionalEmbedding(AbstractSampleEmission, AbstractConditional):
@@ -252,11 +319,11 @@ def centered_weights(
 
 
 def conditional_expectation(
-    model: AbstractConditional, function: PointFunction, x: Point | Points
+    model: AbstractConditional, x: Point | Points, function: PointFunction
 ) -> Any:
     r"""Estimate $E[f(Y) | X = x] = \sum_i \beta_i(x) f(y_i)$ by kernel ridge regression.
 
-    **Arguments:** `function` of one point y with values of any shape; `x`, one point or a batch.
+    **Arguments:** `x`, one point or a batch; `function` of one point y with values of any shape.
     **Returns:** `[*shape]` or `[b, *shape]`. Cost as `condition` (S13 section 3.2).
     """
     return expectation(condition(model, x), function)

@@ -18,8 +18,14 @@ from .._numerics import matmul
 from .._typing import ArrayLike, Point, Points
 from ..embedding import Embedding, JointEmbedding
 from ..features import checked_coordinates
-from ._clipping import Clipping, check_estimator
-from ._model import AbstractConditional, prior_coordinates, prior_weights, single_prior_mean
+from ._model import (
+    AbstractConditional,
+    Clipping,
+    check_estimator,
+    prior_coordinates,
+    prior_weights,
+    single_prior_mean,
+)
 
 
 def sum_rule(model: AbstractConditional, prior: Embedding) -> Embedding:

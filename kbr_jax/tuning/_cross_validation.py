@@ -12,8 +12,7 @@ import numpy as np
 from jax import lax
 
 from .._checks import as_count, as_points, size, take
-from .._repr import with_numbers
-from .._typing import Array, Float, Int, Points, PRNGKeyArray
+from .._typing import Array, Float, Int, Points, PRNGKeyArray, with_numbers
 
 
 def cross_validate(

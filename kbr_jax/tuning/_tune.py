@@ -16,8 +16,7 @@ import optax
 from jax import lax
 
 from .._checks import as_count, is_concrete
-from .._repr import with_numbers
-from .._typing import Array, Bool, Float, Int, PRNGKeyArray
+from .._typing import Array, Bool, Float, Int, PRNGKeyArray, with_numbers
 from ._progress import progress_bar
 from ._saving import load, save
 

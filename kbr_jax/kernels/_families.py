@@ -1,0 +1,172 @@
+"""Kernels of an inner product, on labels and indices, and on histograms."""
+
+import abc
+
+import equinox as eqx
+import jax.numpy as jnp
+
+from .._checks import as_count, as_float, as_positive
+from .._numerics import matmul, safe_divide
+from .._typing import Array, Float, Point, Points
+from ._base import AbstractKernel, check_histogram, check_integer, check_real, flat
+
+
+class AbstractDotProduct(AbstractKernel):
+    """`k(x, y) = profile(<x, y>)`, with the inner product summed over all coordinates of arrays of
+    any shape.
+    """
+
+    @abc.abstractmethod
+    def profile(self, product: Float[Array, "*s"]) -> Float[Array, "*s"]:
+        """The kernel as a function of the inner product."""
+
+    def __call__(self, x: Point, y: Point) -> Float[Array, ""]:
+        return self.profile(jnp.sum(x * y))
+
+    def gram(self, x: Points, y: Points) -> Float[Array, "n m"]:
+        return self.profile(matmul(flat(x), flat(y).T))
+
+    def diagonal(self, x: Points) -> Float[Array, " n"]:
+        return self.profile(jnp.sum(flat(x) ** 2, axis=1))
+
+    def check(self, x: Points, name: str) -> None:
+        check_real(x, name, type(self).__name__)
+
+
+class Linear(AbstractDotProduct):
+    r"""$k(x, y) = \langle x, y \rangle$; on matrices $\operatorname{tr}(A^\top B)$ (S09 section 7).
+
+    An embedding under it keeps the mean and nothing else. It cannot hold a belief with two modes.
+    Its pre-image is the mean, on rotations and permutations the nearest one of them
+    (`decode_rotation`, `decode_permutation`).
+    """
+
+    def profile(self, product: Float[Array, "*s"]) -> Float[Array, "*s"]:
+        return product
+
+
+class Polynomial(AbstractDotProduct):
+    r"""$k(x, y) = (\gamma \langle x, y \rangle + c)^p$.
+
+    **Arguments:**
+
+    - `degree`: integer p >= 1 (static).
+    - `scale`: gamma > 0.
+    - `offset`: c > 0; all monomials up to degree p take part.
+    """
+
+    degree: int = eqx.field(static=True, converter=lambda value: as_count(value, "degree"))
+    scale: Float[Array, ""] = eqx.field(
+        converter=lambda value: as_positive(value, "scale", scalar=True), default=1.0
+    )
+    offset: Float[Array, ""] = eqx.field(
+        converter=lambda value: as_positive(value, "offset", scalar=True), default=1.0
+    )
+
+    def profile(self, product: Float[Array, "*s"]) -> Float[Array, "*s"]:
+        return (
+            self.scale.astype(product.dtype) * product + self.offset.astype(product.dtype)
+        ) ** self.degree
+
+
+class Delta(AbstractKernel):
+    """Kronecker delta `k(x, y) = 1` if x equals y in every coordinate, else 0.
+
+    Points are integer or boolean arrays of any shape: labels `[n]`, tuples of labels `[n, d]`. With
+    it every rule of this library is the rule of finite probability tables. `dtype` is that of the
+    Gram matrix, the default float if None.
+    """
+
+    dtype: jnp.dtype | None = eqx.field(
+        static=True,
+        default=None,
+        converter=lambda value: None if value is None else jnp.dtype(value),
+    )
+
+    def __call__(self, x: Point, y: Point) -> Float[Array, ""]:
+        return jnp.all(jnp.asarray(x) == jnp.asarray(y)).astype(
+            float if self.dtype is None else self.dtype
+        )
+
+    def check(self, x: Points, name: str) -> None:
+        check_integer(x, name, "Delta")
+
+
+class Precomputed(AbstractKernel):
+    """`k(i, j) = matrix[i, j]`: a given Gram matrix, with points that are indices into it.
+
+    For objects whose kernel is computed elsewhere: strings, graphs, molecules. Points are integers
+    `[n]` in `0 .. N - 1`; out-of-range indices give NaN. `matrix` is `[N, N]`, symmetric and
+    positive semi-definite.
+    """
+
+    matrix: Float[Array, "N N"] = eqx.field(converter=as_float)
+
+    def __check_init__(self):
+        shape = getattr(self.matrix, "shape", ())
+        if len(shape) != 2 or shape[0] != shape[1]:
+            raise ValueError(
+                f"`matrix` must be a square Gram matrix [N, N], got shape {tuple(shape)}."
+            )
+
+    def __call__(self, x: Point, y: Point) -> Float[Array, ""]:
+        return self._entries(x, y)
+
+    def gram(self, x: Points, y: Points) -> Float[Array, "n m"]:
+        return self._entries(x[:, None], y[None, :])
+
+    def _entries(self, x: Array, y: Array) -> Float[Array, "..."]:
+        x, y = x.astype(int), y.astype(int)  # an int8 may not hold N
+        beyond = self.matrix.shape[0]  # a negative index would count from the end
+        x, y = jnp.where(x < 0, beyond, x), jnp.where(y < 0, beyond, y)
+        return self.matrix.at[x, y].get(mode="fill", fill_value=jnp.nan)
+
+    def check(self, x: Points, name: str) -> None:
+        check_integer(x, name, "Precomputed")
+        if x.ndim != 1 or x.dtype == bool:
+            raise ValueError(
+                f"Precomputed takes indices, integers `{name}` of shape [n]; got "
+                f"{x.dtype}{list(x.shape)}."
+            )
+
+
+class HistogramIntersection(AbstractKernel):
+    r"""$k(z, \bar z) = \frac{1}{d} \sum_{c=1}^d \min(z_c, \bar z_c)$ for
+    $z, \bar z \in \mathbb{R}_+^d$ (Lampert 2015, experiment 2).
+
+    A Gram matrix costs O(n m d) without a matrix product.
+    """
+
+    def __call__(self, x: Point, y: Point) -> Float[Array, ""]:
+        return jnp.mean(jnp.minimum(x, y))
+
+    def diagonal(self, x: Points) -> Float[Array, " n"]:
+        return jnp.mean(x.reshape(x.shape[0], -1), axis=1)
+
+    def check(self, x: Points, name: str) -> None:
+        check_histogram(x, name, "HistogramIntersection")
+
+
+class ChiSquared(AbstractKernel):
+    r"""$k(z, \bar z) = \exp(-\chi^2(z, \bar z) / (2 h^2))$ with
+
+    $$ \chi^2(z, \bar z) = \frac{1}{d} \sum_{c=1}^d \frac{(z_c - \bar z_c)^2}{\frac12 (z_c + \bar
+       z_c)}, $$
+
+    where 0/0 counts as 0, value and gradient. `bandwidth` h = 1 is the kernel as printed (Lampert
+    2015, experiment 2).
+    """
+
+    bandwidth: Float[Array, ""] = eqx.field(
+        converter=lambda value: as_positive(value, "bandwidth", scalar=True), default=1.0
+    )
+
+    def __call__(self, x: Point, y: Point) -> Float[Array, ""]:
+        chi_squared = jnp.mean(safe_divide((x - y) ** 2, (x + y) / 2))
+        return jnp.exp(-chi_squared / (2 * self.bandwidth.astype(chi_squared.dtype) ** 2))
+
+    def diagonal(self, x: Points) -> Float[Array, " n"]:
+        return jnp.ones(x.shape[0], x.dtype)
+
+    def check(self, x: Points, name: str) -> None:
+        check_histogram(x, name, "ChiSquared")
