@@ -452,13 +452,13 @@ CASES = {
         "`max_active` keeps the largest of non-negative weights",
     ),
     "no active weights": (lambda: fit_filter(max_active=0), "`max_active` must be an integer >= 1"),
-    "trajectories in a list": (
-        lambda: fit_filter([X, X], [Y, Y]),
-        "`states` is a list and holds several trajectories.* `successors`",
+    "trajectories in one list": (
+        lambda: fit_filter([X, X], Y),
+        "`observations` must be a list of at least one trajectory",
     ),
     "trajectories in an array": (
         lambda: fit_filter(jnp.ones((4, 6, 2)), jnp.ones((4, 6, 3))),
-        r"`states` has shape \[4, 6, 2\].* several trajectories.* `successors`",
+        r"`states` has shape \[4, 6, 2\].* several trajectories. Pass lists",
     ),
     "state and prior": (
         lambda: kbr.run_filter(FILTER, Y, state=kbr.init_filter(FILTER), prior=PRIOR),

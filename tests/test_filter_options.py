@@ -183,22 +183,23 @@ def test_half_known_models_have_less_error_than_a_learned_one():
         angle = jnp.arctan2(state[1], state[0]) + 0.3
         return jnp.stack([jnp.cos(angle), jnp.sin(angle)])
 
+    def simulate(state, key):
+        return move(state) + 0.2 * jax.random.normal(key, (2,))
+
+    def likelihood(o, s):
+        return -jnp.sum((o - s) ** 2) / (2 * 0.2**2)
+
+    gaussian = kbr.GaussianTransition(move, 0.2**2)
+    simulated = kbr.SimulatedTransition(simulate, key=jax.random.key(0), num_draws=30)
+
     def models(seed):
         states, seen = (jnp.asarray(part) for part in rotation(200, seed))
         s, s_next, o = states[:-1], states[1:], seen[:-1]
         emission = kbr.fit_conditional(*kernels, s, o, regularizer=3e-4)
         transition = kbr.fit_conditional(kernels[0], kernels[0], s, s_next, regularizer=3e-4)
-        gaussian = kbr.GaussianTransition(move, 0.2**2)
-        simulated = kbr.SimulatedTransition(
-            lambda s, key: move(s) + 0.2 * jax.random.normal(key, (2,)),
-            key=jax.random.key(0),
-            num_draws=30,
-        )
-        likelihood = kbr.known_likelihood(
-            kernels[0], s, lambda o, s: -jnp.sum((o - s) ** 2) / (2 * 0.2**2), regularizer=3e-4
-        )
+        known = kbr.known_likelihood(kernels[0], s, likelihood, regularizer=3e-4)
         learned = emission, transition
-        return learned, (emission, gaussian), (emission, simulated), (likelihood, transition)
+        return learned, (emission, gaussian), (emission, simulated), (known, transition)
 
     def error(pair, seed):
         truth, tests = (jnp.asarray(part) for part in rotation(300, seed))

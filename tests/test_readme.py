@@ -62,6 +62,22 @@ def test_inputs_example():
     assert bool(jnp.all(jnp.isfinite(names["smoothed"].weights)))
 
 
+def test_trajectories_example():
+    import kbr_jax as kbr
+
+    key = jax.random.key(0)
+    names = {"kbr": kbr, "ridges": {"regularizer": 1e-2, "posterior_regularizer": 1e-2}}
+    names |= {f"kernel_{part}": kbr.Gaussian(1.0) for part in "so"}
+    for name, d in (("list_of_states", 2), ("list_of_observations", 1), ("new_lists", 1)):
+        names[name] = [jax.random.normal(key, (n, d)) for n in (9, 7)]
+    names["held_out_states"], names["held_out_observations"] = (
+        names["list_of_states"],
+        names["list_of_observations"],
+    )
+    exec(GUIDE[1], names)
+    assert [m.shape for m in names["means"]] == [(9, 2), (7, 2)] and float(names["loss"]) > 0
+
+
 def test_learning_example(tmp_path, monkeypatch):
     import kbr_jax as kbr
 
@@ -106,7 +122,7 @@ def test_belief_propagation_example():
             "seen": seen,
             "depths": depths,
         }
-        exec(GUIDE[1], names)
+        exec(GUIDE[2], names)
         return names["depth"]
 
     depth = run(pairs, jnp.asarray(rng.normal(size=(6, 2))), jnp.linspace(0, 1, 30))
@@ -122,7 +138,7 @@ def test_dynamics_example():
     ]
     labeled = [(x, (x[:, 0] > 0.5 * t).astype(int)) for t, x in enumerate(samples)]
     names = {"kbr": kbr, "list_of_samples": samples, "labeled": labeled}
-    exec(GUIDE[2], names)
+    exec(GUIDE[3], names)
     assert names["points"].shape == (200, 2)
     assert bool(
         jnp.all(
@@ -136,6 +152,6 @@ def test_likelihood_free_example(capsys):
     import kbr_jax as kbr
 
     names = {"jax": jax, "jnp": jnp, "kbr": kbr}
-    exec(GUIDE[3], names)
+    exec(GUIDE[4], names)
     assert capsys.readouterr().out and names["samples"].shape == (50, 2)
     assert abs(float(kbr.mean(names["posterior"])[0]) - 0.95) < 0.3

@@ -22,7 +22,7 @@ def quadratic(p):
     return jnp.sum((jnp.log(p["h"]) - 1) ** 2) + (p["a"] + 2) ** 2
 
 
-INITIAL = {"h": np.array([0.5, 2.0]), "a": 0.0, "count": 3, "name": "fixed"}
+INITIAL = {"h": np.array([0.5, 2.0]), "a": 0.0, "count": np.int32(3), "name": "fixed"}
 
 
 def tuned(loss=quadratic, initial=INITIAL, num_steps=60, rate=0.1, **options):
@@ -230,7 +230,7 @@ def test_the_bar_says_what_matters(capfd):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"initial": {"count": 3}, "positive": None}, "nothing to tune"),
+        ({"initial": {"count": np.int32(3)}, "positive": None}, "nothing to tune"),
         ({"initial": {**INITIAL, "h": np.array([1.0, -1.0])}}, "positive"),
         ({"initial": {**INITIAL, "a": np.nan}}, "not finite at the initial"),
         ({"positive": lambda p: {"h": True, "a": False}}, "must return leaves or subtrees"),
@@ -303,3 +303,18 @@ def test_positions_of_landmarks_are_learned():
     assert float(result.value) < 0.3 * float(result.history.loss[0])
     points = result.parameters["landmarks"].points
     assert float(jnp.ptp(points)) > 1 and result.parameters["landmarks"].active.dtype == bool
+
+
+def test_what_cannot_move_is_named():
+    """A forgotten parameter, a step function, a Python integer (frictions, 10)."""
+
+    def loss(p):
+        return (p["a"] - 1.0) ** 2 + jnp.floor(p["b"]["step"]) + 0 * p["n"]
+
+    initial = {"a": 0.0, "b": {"step": 0.5, "unused": jnp.ones(2)}, "n": 3}
+    with pytest.warns(UserWarning) as caught:
+        kbr.tune(loss, initial, optax.sgd(0.1), num_steps=3, **QUIET)
+    messages = [str(w.message) for w in caught]
+    assert len(messages) == 2
+    assert "`initial['b']['step']`, `initial['b']['unused']`" in messages[0]
+    assert "`initial['n']` is the integer 3" in messages[1]

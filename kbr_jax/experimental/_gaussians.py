@@ -1,5 +1,7 @@
 r"""Gaussian mixtures embedded by a Gaussian kernel in closed form: a sample of infinite size."""
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -107,9 +109,15 @@ def inner_mixtures(
             f"The mixtures have {p.means.shape[-1]} and {q.means.shape[-1]} coordinates; they must "
             f"agree."
         )
+    return _inner(*_unscaled(kernel, jnp.result_type(p.means, q.means)), p, q)
+
+
+@eqx.filter_jit
+def _inner(
+    factor: Any, gaussian: Gaussian, p: GaussianMixture, q: GaussianMixture
+) -> Float[Array, "*batch"]:
     difference = p.means[..., :, None, :] - q.means[..., None, :, :]
     covariance = p.covariances[..., :, None, :, :] + q.covariances[..., None, :, :, :]
-    factor, gaussian = _unscaled(kernel, difference.dtype)
     values = exp(_log_expected_kernel(gaussian, difference, covariance))
     return factor * jnp.sum(p.shares[..., :, None] * q.shares[..., None, :] * values, axis=(-2, -1))
 

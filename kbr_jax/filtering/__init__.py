@@ -15,7 +15,7 @@ from ._cusum import CusumRestartFilter, fit_cusum_restart
 from ._discriminant import DiscriminantLikelihood, fit_discriminant
 from ._kernel_bayes import KernelBayesFilter, KernelBayesState, fit_filter
 from ._known import GaussianTransition, KnownLikelihood, SimulatedTransition, known_likelihood
-from ._sequences import delay_embedding
+from ._sequences import delay_embedding, transitions
 from ._smoothing import smooth
 from ._song2009 import ConditionalEmbeddingFilter, fit_conditional_embedding_filter
 
@@ -43,4 +43,5 @@ __all__ = [
     "run_filter",
     "smooth",
     "state_mean",
+    "transitions",
 ]

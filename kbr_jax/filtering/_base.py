@@ -7,12 +7,14 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from .._checks import as_count, as_positive, take
+from .._checks import as_count, as_mask, as_positive, take
 from .._typing import Array, ArrayLike, Bool, Float, Point, Points, with_numbers
 from ..embedding import Embedding
 from ..rules import AbstractConditional
+from ._sequences import check_lists, stacked
 
 
 class FilterOutput(eqx.Module):
@@ -182,8 +184,8 @@ def run_filter(
     filt: AbstractFilter,
     observations: Points,
     *,
-    controls: Points | None = None,
-    observed: ArrayLike | None = None,
+    controls: Any = None,
+    observed: Any = None,
     prior: Embedding | None = None,
     state: Any = None,
     output_fn: Callable[[FilterOutput], Any] | None = None,
@@ -193,7 +195,8 @@ def run_filter(
 
     **Arguments:**
 
-    - `observations`: `[T, ...]`; `vmap` over a leading batch axis for many sequences.
+    - `observations`: one sequence `[T, ...]`, or a list of sequences of any lengths. Then
+      `controls` and `observed` are lists too. `vmap` is for sequences of one length.
     - `controls`: known inputs `[T, ...]`, the one at t acting from the state at t to the next.
     - `observed`: mask `[T]`, False where an observation is missing. Its value is ignored.
     - `prior`: embedding of the first hidden state, by default the training marginal.
@@ -204,8 +207,9 @@ def run_filter(
       steps store T / checkpoint_every + checkpoint_every states, least at the root of T, for one
       more forward pass.
 
-    **Returns:** a `FilterOutput` with leading axis T, or what `output_fn` returned, stacked. The
-    first call compiles. A lambda written in the call is a new function, and compiles each time.
+    **Returns:** a `FilterOutput` with leading axis T, or what `output_fn` returned, stacked; a list
+    of these for a list of sequences, which run side by side in one program. The first call
+    compiles. A lambda written in the call is a new function, and compiles each time.
 
     An observation so far from all training observations that each k(o_i, o) underflows to 0 counts
     as missing, with predictive value 0. NaN does not: mark it in `observed`.
@@ -218,7 +222,55 @@ def run_filter(
     state = filt.init(prior) if state is None else state
     if checkpoint_every is not None:
         checkpoint_every = as_count(checkpoint_every, "checkpoint_every")
-    return _scan(filt, state, observations, controls, observed, output_fn, checkpoint_every)
+    if not isinstance(observations, list):
+        inputs = observations, controls, observed, None
+        return _scan(filt, state, *inputs, output_fn, checkpoint_every)
+    stacks, lengths = _padded_sequences(observations, controls, observed)
+    runs = _scan_many(filt, state, *stacks, output_fn, checkpoint_every)
+    ends, runs = (None, runs) if output_fn else (runs.state, _without_state(runs))
+    result = []
+    for index, length in enumerate(lengths):
+        one = jax.tree.map(lambda leaf, i=index, n=length: leaf[i, :n], runs)
+        result.append(one if output_fn else _with_state(one, take(ends, index)))
+    return result
+
+
+def _without_state(output: FilterOutput) -> FilterOutput:
+    return eqx.tree_at(lambda o: o.state, output, None)
+
+
+def _with_state(output: FilterOutput, state: Any) -> FilterOutput:
+    return eqx.tree_at(lambda o: o.state, output, state, is_leaf=lambda leaf: leaf is None)
+
+
+def _padded_sequences(
+    observations: list, controls: list | None, observed: list | None
+) -> tuple[tuple[Points, Points | None, Array, Array], np.ndarray]:
+    """Sequences of one length: observations, inputs, masks, and the steps that are no padding."""
+    parts, lengths = stacked(observations, "observations")
+    going = np.arange(lengths.max()) < lengths[:, None]
+    if controls is not None:
+        check_lists(controls, "controls", observations, "observations")
+        controls, others = stacked(controls, "controls")
+        if not np.array_equal(others, lengths):
+            raise ValueError("Each of `controls` must be as long as its `observations`.")
+    mask = going
+    if observed is not None:
+        check_lists(observed, "observed", observations, "observations")
+        masks = [
+            as_mask(m, n, f"observed[{i}]")
+            for i, (m, n) in enumerate(zip(observed, lengths.tolist(), strict=True))
+        ]
+        mask = jnp.stack([jnp.pad(m, (0, lengths.max() - m.shape[0])) for m in masks])
+    return (parts, controls, jnp.asarray(mask), jnp.asarray(going)), lengths
+
+
+@eqx.filter_jit
+def _scan_many(filt, state, observations, controls, observed, going, output_fn, every):
+    def one(o, u, mask, own):
+        return _scan(filt, state, o, u, mask, own, output_fn, every)
+
+    return jax.vmap(one)(observations, controls, observed, going)
 
 
 @eqx.filter_jit
@@ -228,17 +280,21 @@ def _scan(
     observations: Points,
     controls: Points | None,
     observed: ArrayLike | None,
+    going: Bool[Array, " T"] | None,
     output_fn: Callable[[FilterOutput], Any] | None,
     every: int | None,
 ):
     # All observations are encoded at once: one matrix product, not T products with a vector.
     codes, observed = filt.encode(observations, observed)
     count = observed.shape[0]
-    inputs = codes, filt.encode_controls(controls, count), observed
+    inputs = (codes, filt.encode_controls(controls, count), observed), going
 
     def step(carry, inputs):
-        carry, output = filt.update(carry, *inputs)
-        return carry, output if output_fn is None else output_fn(output)
+        inputs, going = inputs
+        following, output = filt.update(carry, *inputs)
+        if going is not None:  # padding leaves the state as it is
+            following = jax.tree.map(lambda a, b: jnp.where(going, a, b), following, carry)
+        return following, output if output_fn is None else output_fn(output)
 
     def scan(carry, inputs):
         return lax.scan(jax.checkpoint(step, prevent_cse=False), carry, inputs)
@@ -255,23 +311,29 @@ def _scan(
             outputs = jax.tree.map(lambda *part: jnp.concatenate(part), outputs, rest)
     if output_fn is not None:
         return outputs
-    return eqx.tree_at(lambda o: o.state, outputs, state, is_leaf=lambda leaf: leaf is None)
+    return _with_state(outputs, state)
 
 
-def belief(filt: AbstractFilter, output: FilterOutput) -> Embedding:
+def belief(filt: AbstractFilter, output: Any) -> Any:
     """Embed the belief of a step, or those of a run as a batch `[T, n]`.
 
     The points are the training states, their successors for the estimator `"prior"` and for a
-    `ConditionalEmbeddingFilter`, and the centers of the cells or the landmarks for moments.
+    `ConditionalEmbeddingFilter`, and the centers of the cells or the landmarks for moments. A list
+    of runs gives a list.
     """
+    if isinstance(output, list):
+        return [belief(filt, one) for one in output]
     return filt.embed(output.weights)
 
 
-def state_mean(filt: AbstractFilter, output: FilterOutput) -> Any:
+def state_mean(filt: AbstractFilter, output: Any) -> Any:
     """Return the mean state of a step, or of each step of a run `[T, ...]`.
 
-    For moments it is the mean of `MomentMaps.function` over the whole training sample.
+    For moments it is the mean of `MomentMaps.function` over the whole training sample. A list of
+    runs gives a list.
     """
+    if isinstance(output, list):
+        return [state_mean(filt, one) for one in output]
     return filt.mean(output.weights)
 
 

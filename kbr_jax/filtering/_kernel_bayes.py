@@ -58,8 +58,8 @@ class KernelBayesFilter(AbstractFilter):
     - `emission`: of `fit_conditional(kernel_s, kernel_o, states, observations)`, of the same in
       `kbr_jax.moments`, or a `KnownLikelihood`.
     - `transition`: of `fit_conditional(kernel_s, kernel_s, states, successors)`, or with inputs of
-      `fit_conditional(TensorProduct((kernel_s, kernel_u)), kernel_s, (states, inputs), next)`;
-      or a `SimulatedTransition` or `GaussianTransition`. None for moments that `shift`.
+      `fit_conditional(TensorProduct((kernel_s, kernel_u)), kernel_s, (states, inputs), next)`; or a
+      `SimulatedTransition` or `GaussianTransition`. None for moments that `shift`.
     - `regularizer`: delta > 0 of Bayes' rule (see `bayes_rule`). Small is sharp but brittle. Unused
       with a `KnownLikelihood`.
     - `estimator`: of Bayes' rule. `"prior"` keeps its belief on the successors of `transition`.
@@ -222,8 +222,6 @@ class KernelBayesFilter(AbstractFilter):
 
 
 def _check_options(emission, transition, regularizer, estimator, clipping, shift, max_active):
-    if transition is None and not shift:
-        raise ValueError("Give a `transition`, or `shift=True` for moments with their successors.")
     if emission.learned and regularizer is None:
         raise ValueError("A learned emission needs the `regularizer` of Bayes' rule.")
     if estimator == "prior" and (shift or not getattr(transition, "learned", False)):
@@ -233,6 +231,8 @@ def _check_options(emission, transition, regularizer, estimator, clipping, shift
         )
     if estimator == "prior" and not emission.learned:
         raise ValueError("The estimator 'prior' needs a learned emission.")
+    if transition is None and not shift:
+        raise ValueError("Give a `transition`, or `shift=True` for moments with their successors.")
     if max_active is not None and (estimator == "prior" or not clipping.clip):
         raise ValueError(
             "`max_active` keeps the largest of non-negative weights: it needs a `clipping` that "
@@ -262,9 +262,9 @@ def fit_filter(
     **Arguments:**
 
     - `states`: `[T + 1, ...]` or `[T, ...]`, in order of time; `observations`: `[T, ...]`, the one
-      at t made in state t. With T states the last pair is dropped: its successor is unknown.
-    - `successors`: `[T, ...]`, the state after each of T `states`, for data that is not one
-      sequence (several sequences joined, single transitions).
+      at t made in state t. With T states the last pair is dropped: its successor is unknown. Give
+      lists for several trajectories, of any lengths. No pair goes across their ends.
+    - `successors`: `[T, ...]`, the state after each of T `states`, for single transitions.
     - `regularizer`: epsilon > 0 in `G + n epsilon I` of both models.
     - `posterior_regularizer`: delta > 0, the `regularizer` of the `KernelBayesFilter`.
     - `landmarks_states`, `landmarks_observations`: as in `fit_conditional`.

@@ -1,5 +1,7 @@
 """Training sequences as triples, and delay embeddings of observations."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,11 +14,12 @@ from .._checks import (
     check_finite,
     check_same_size,
     in_one_precision,
+    padded,
     size,
     take,
     without_padding,
 )
-from .._typing import Array, ArrayLike, Bool, Float, Points
+from .._typing import Array, ArrayLike, Bool, Points
 
 
 def as_transitions(
@@ -33,6 +36,11 @@ def as_transitions(
     given with `successors`. A triple of a sequence counts if the mask `[number of states]` is True
     at its state and at its successor.
     """
+    if isinstance(states, list) or isinstance(observations, list):
+        states, observations, successors = _of_trajectories(
+            states, observations, successors, lag, mask
+        )
+        return states, observations, successors, None
     _check_one_sequence(states, observations)
     states, observations = as_points(states, "states"), as_points(observations, "observations")
     if mask is not None:
@@ -71,27 +79,81 @@ def as_transitions(
     return states, observations, successors, mask
 
 
+def _of_trajectories(
+    states: Any, observations: Any, successors: Any, lag: int, mask: Any
+) -> tuple[Points, Points, Points]:
+    """The triples of several trajectories, none of them across two."""
+    check_lists(states, "states", observations, "observations")
+    if successors is not None or mask is not None:
+        raise ValueError(
+            "Lists are whole trajectories: give no `successors` and no `mask` with them."
+        )
+    parts = []
+    for index, pair in enumerate(zip(states, observations, strict=True)):
+        try:
+            parts.append(as_transitions(*pair, None, lag)[:3])
+        except ValueError as error:
+            raise ValueError(f"Trajectory {index}: {error}") from None
+        for one, first, name in zip(parts[-1], parts[0], ("states", "observations"), strict=False):
+            check_alike(one, f"{name}[{index}]", first, f"{name}[0]")
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
+
+
+def check_lists(first: Any, first_name: str, second: Any, second_name: str) -> None:
+    """Raise a `ValueError` unless both are lists of as many trajectories."""
+    for part, name in ((first, first_name), (second, second_name)):
+        if not isinstance(part, list) or not part:
+            raise ValueError(
+                f"`{name}` must be a list of at least one trajectory, as the other arguments are."
+            )
+    if len(first) != len(second):
+        raise ValueError(
+            f"`{first_name}` holds {len(first)} trajectories and `{second_name}` {len(second)}."
+        )
+
+
+def transitions(states: Any, observations: Any) -> tuple[Points, Points, Points]:
+    """Turn trajectories into triples of state, observation and next state.
+
+    They are what `fit_conditional` and `collect_moments` need for the two models of a filter.
+
+    **Arguments:** `states`, `observations`: one sequence `[T, ...]` each, or lists of them, of any
+    lengths. A sequence has as many states as observations or one more.
+
+    **Returns:** states, observations and successors `[n, ...]`. No triple has its two states in
+    different trajectories. **Raises:** `ValueError` for sequences of other lengths.
+    """
+    return as_transitions(states, observations, None, 0)[:3]
+
+
+def stacked(parts: list, name: str) -> tuple[Points, np.ndarray]:
+    """Sequences of unequal length as one array `[b, T, ...]` of padded ones, and their lengths."""
+    if not parts:
+        raise ValueError(f"`{name}` is an empty list; at least one sequence is needed.")
+    parts = [as_points(part, f"{name}[{index}]") for index, part in enumerate(parts)]
+    for index, part in enumerate(parts):
+        check_alike(part, f"{name}[{index}]", parts[0], f"{name}[0]")
+    lengths = np.asarray([size(part) for part in parts])
+    longest = int(lengths.max())
+    filled = [padded(part, longest - size(part)) for part in parts]
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *filled), lengths
+
+
 def _check_one_sequence(states: Points, observations: Points) -> None:
     """Raise a `ValueError` for several trajectories given as if they were one sequence."""
-    remedy = (
-        "holds several trajectories. Concatenate them along time, and pass the `successors` of "
-        "their "
-        "states: the last state of each trajectory has none."
-    )
-    if isinstance(states, list):
-        raise ValueError(f"`states` is a list and {remedy}")
     if not all(isinstance(part, (jax.Array, np.ndarray)) for part in (states, observations)):
         return
     first, second = np.shape(states), np.shape(observations)
     square = all(len(shape) == 3 and shape[1] == shape[2] for shape in (first, second))
     if len(first) >= 3 and len(second) >= 3 and first[0] == second[0] and not square:
         if second[1] > 1 and first[1] - second[1] in (0, 1):
-            raise ValueError(f"`states` has shape {list(first)}: it {remedy}")
+            raise ValueError(
+                f"`states` has shape {list(first)}: it holds several trajectories. Pass lists of "
+                "them, `list(states)` and `list(observations)`."
+            )
 
 
-def delay_embedding(
-    observations: Float[Array, "T *d"], length: int, *, observed: ArrayLike | None = None
-) -> Float[Array, "T L"]:
+def delay_embedding(observations: Any, length: int, *, observed: Any = None) -> Any:
     r"""The last few observations at each time as one vector $(o_t, o_{t-1}, \dots, o_{t-L+1})$, for
     filters and regressions.
 
@@ -102,16 +164,20 @@ def delay_embedding(
 
     **Arguments:**
 
-    - `observations`: one sequence `[T, d]` (or `[T]`, `[T, ...]`, which is flattened); `vmap` for
-      several.
+    - `observations`: one sequence `[T, d]` (or `[T]`, `[T, ...]`, which is flattened), or a list of
+      them.
     - `length`: L >= 1 (static). Before the start the first observation is repeated.
     - `observed`: mask `[T]`; a missing observation is replaced by the last one before it (the first
       one there is, at the start), whatever it holds.
 
-    **Returns:** `[T, length * d]`, newest first. Cost O(T L d).
+    **Returns:** `[T, length * d]`, newest first, or a list of these. Cost O(T L d).
 
     **Raises:** `ValueError` for an array without a time axis, or a `length` below 1.
     """
+    if isinstance(observations, list):
+        masks = [None] * len(observations) if observed is None else observed
+        pairs = zip(observations, masks, strict=True)
+        return [delay_embedding(one, length, observed=mask) for one, mask in pairs]
     observations = jnp.asarray(observations)
     if observations.ndim == 0 or observations.shape[0] == 0:
         raise ValueError("`observations` must be a sequence [T, d] with at least one entry.")

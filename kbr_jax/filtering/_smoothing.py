@@ -9,7 +9,7 @@ from jax import lax
 
 from .._checks import as_count, as_regularizer
 from .._numerics import matmul
-from .._typing import Array, ArrayLike, Float, Points
+from .._typing import Array, ArrayLike, Float
 from ..embedding import Embedding, normalized
 from ..rules import Clipping, check_estimator
 from ._base import AbstractFilter, AbstractSmoother, FilterOutput
@@ -17,16 +17,16 @@ from ._base import AbstractFilter, AbstractSmoother, FilterOutput
 
 def smooth(
     filt: AbstractFilter,
-    run: FilterOutput,
+    run: FilterOutput | list,
     *,
     regularizer: ArrayLike,
-    controls: Points | None = None,
+    controls: Any = None,
     lag: int | None = None,
     estimator: Literal["pairs", "importance"] = "pairs",
     clipping: Clipping = Clipping(),  # noqa: B008 (it is immutable)
     positive: bool = True,
     normalize: bool = True,
-) -> Embedding:
+) -> Any:
     r"""Embed each state given the later observations too, backwards over a filtered run.
 
     Let $\alpha$ be the filtered belief at t, and a the smoothed belief at t + 1 on points s_j. The
@@ -45,8 +45,8 @@ def smooth(
     **Arguments:**
 
     - `filt`: any filter with a learned transition (a filter that shifts uses the model it was
-      given), or a known one. `run`: of `run_filter(filt, observations)`, from the start. Use `vmap`
-      for many sequences.
+      given), or a known one. `run`: of `run_filter(filt, observations)`, from the start. A list of
+      runs gives a list (and `controls` are one too). Use `vmap` for sequences of one length.
     - `regularizer`: delta > 0, on the squared operator, or the ridge for `"importance"`. It bounds
       the ratio g and wants to be larger than the filter's: .03 to .3 for `"pairs"` and .1 to 1 for
       `"importance"`, where weights sum to 1 and k(s, s) = 1. Choose it on held-out data.
@@ -64,6 +64,11 @@ def smooth(
     **Raises:** `ValueError` for a run that is no sequence, a filter whose transition cannot go
     backwards, and as `run_filter` for `controls`.
     """
+    if isinstance(run, list):
+        own: Any = {"lag": lag, "estimator": estimator, "clipping": clipping}
+        own |= {"regularizer": regularizer, "positive": positive, "normalize": normalize}
+        inputs = [None] * len(run) if controls is None else controls
+        return [smooth(filt, r, controls=u, **own) for r, u in zip(run, inputs, strict=True)]
     check_estimator(estimator, clipping, "pairs", "importance")
     beliefs = filt.embed(run.weights)
     if beliefs.weights.ndim != 2:

@@ -19,6 +19,7 @@ from .._typing import Array, ArrayLike, Float, Points
 from ..embedding import Embedding, embed, squared_mmd
 from ..features import AbstractFeatures, DenseGram, LazyGram
 from ..filtering import AbstractFilter, FilterOutput, belief, run_filter, state_mean
+from ..filtering._sequences import check_lists
 from ..kernels import AbstractKernel, KernelLike, as_kernel, gram_matvec
 from ..moments import ravel_point
 from ..rules import AbstractConditional, bayes_rule, condition
@@ -240,25 +241,26 @@ def filter_loss(
     states: Points,
     observations: Points,
     *,
-    controls: Points | None = None,
-    observed: ArrayLike | None = None,
-    counted: ArrayLike | None = None,
+    controls: Any = None,
+    observed: Any = None,
+    counted: Any = None,
     burn_in: int = 0,
     kernel: KernelLike | None = None,
     decode: Callable[[Embedding], Points] | None = None,
     checkpoint_every: int | None = None,
 ) -> Float[Array, ""]:
-    r"""Error of a filter on a held-out sequence: squared distance of the decoded belief to the
-    state, mean over time.
+    r"""Error of a filter on held-out sequences, mean over time.
+
+    It is the squared distance of the decoded belief to the state.
 
     $$ \frac{1}{T} \sum_t | \hat s_t - s_t |^2 \quad\text{or, with a `kernel`,}\quad \frac{1}{T}
        \sum_t | \hat\mu_t - \phi(s_t) |^2. $$
 
     **Arguments:**
 
-    - `filt`: fitted on other data; `states`, `observations` `[T, ...]`; `vmap` for several
-      sequences.
-    - `controls`: `[T, ...]`, of a `ControlledFilter`, see `filter`.
+    - `filt`: fitted on other data. `states`, `observations`: `[T, ...]`, or lists of sequences of
+      any lengths; then `controls`, `observed` and `counted` are lists too.
+    - `controls`: `[T, ...]`, known inputs, see `run_filter`.
     - `observed`: mask `[T]` of observations that were made; `counted`: mask `[T]` of the steps that
       enter the mean (padding of sequences of unequal length, unlabeled states); the first `burn_in`
       steps do not.
@@ -267,14 +269,12 @@ def filter_loss(
     - `decode`: from the embedding of a belief to a point; `state_mean` by default.
     - `checkpoint_every`: for long sequences, see `run_filter`.
 
-    **Returns:** a scalar. Cost that of `filter`; with a `kernel`, O(T n^2) more. **Raises:**
-    `ValueError` as `filter`, and for states of another kind or number.
+    **Returns:** a scalar. Cost that of `run_filter`; with a `kernel`, O(T n^2) more. **Raises:**
+    `ValueError` as `run_filter`, and for states of another kind or number.
     """
-    states, observations = as_points(states, "states"), as_points(observations, "observations")
-    check_same_size(states, "states", observations, "observations")
-    count = size(states)
-    counted = as_mask(counted, count, "counted") & (jnp.arange(count) >= burn_in)
-
+    if not isinstance(states, list):
+        observations = as_points(observations, "observations")
+        check_same_size(as_points(states, "states"), "states", observations, "observations")
     output_fn = _Estimate(filt, decode) if kernel is None else None
     run = run_filter(
         filt,
@@ -284,13 +284,22 @@ def filter_loss(
         output_fn=output_fn,
         checkpoint_every=checkpoint_every,
     )
-    if kernel is None:
-        errors = _squared_errors(run, states)
-    else:
-        errors = _errors(belief(filt, run), states, kernel, "states")
-    # Where nothing is counted neither value nor gradient may depend on what stands there.
-    errors = jnp.where(counted, errors, 0)
-    return jnp.sum(errors) / jnp.maximum(jnp.sum(counted), 1).astype(errors.dtype)
+    if not isinstance(run, list):
+        run, states, counted = [run], [states], [counted]
+    counted = [None] * len(run) if counted is None else counted
+    check_lists(states, "states", run, "observations")
+    check_lists(counted, "counted", run, "observations")
+    sums, total = 0.0, 0
+    for one, true, mask in zip(run, states, counted, strict=True):
+        true = as_points(true, "states")
+        mask = as_mask(mask, size(true), "counted") & (jnp.arange(size(true)) >= burn_in)
+        if kernel is None:
+            errors = _squared_errors(one, true)
+        else:
+            errors = _errors(belief(filt, one), true, kernel, "states")
+        # Where nothing is counted neither value nor gradient may depend on what stands there.
+        sums, total = sums + jnp.sum(jnp.where(mask, errors, 0)), total + jnp.sum(mask)
+    return sums / jnp.maximum(total, 1).astype(errors.dtype)
 
 
 class _Estimate(eqx.Module):

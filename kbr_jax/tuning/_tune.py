@@ -4,7 +4,7 @@ One compiled step, the best point seen, and nothing that is not finite.
 """
 
 import os
-import pathlib
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -17,8 +17,8 @@ from jax import lax
 
 from .._checks import as_count, is_concrete
 from .._typing import Array, Bool, Float, Int, PRNGKeyArray, with_numbers
+from ._checkpoint import read_checkpoint, write_checkpoint
 from ._progress import progress_bar
-from ._saving import load, save
 
 #: Steps in one compiled program. Between two of them the progress is shown.
 _CHUNK = 10
@@ -70,6 +70,7 @@ class _State(eqx.Module):
     best: list[Array]
     value: Float[Array, ""]
     step: Int[Array, ""]
+    touched: list[Bool[Array, ""]]  # whether the gradient of a leaf was ever other than 0
 
 
 class _Problem(eqx.Module):
@@ -102,7 +103,8 @@ class _Problem(eqx.Module):
             dtype = jnp.result_type(*free)
         still = jax.tree.map(jnp.zeros_like, free)
         worst = jnp.asarray(jnp.inf, dtype)
-        return _State(free, free, still, optimizer, free, worst, jnp.zeros((), int))
+        touched = [jnp.asarray(False) for _ in free]
+        return _State(free, free, still, optimizer, free, worst, jnp.zeros((), int), touched)
 
     def step(
         self, state: _State, number: Int[Array, ""], key: PRNGKeyArray | None
@@ -140,6 +142,7 @@ class _Problem(eqx.Module):
             best=where(better, state.trial, state.best),
             value=jnp.where(better, score, state.value),
             step=jnp.where(better, number, state.step),
+            touched=[t | jnp.any(g != 0) for t, g in zip(state.touched, gradient, strict=True)],
         )
         return new, History(value, None if self.validation is None else score, accepted)
 
@@ -217,6 +220,8 @@ def tune(
     points are marked in the history and never returned. For several starts call `tune` for each:
     the calls share one compiled program.
 
+    A leaf whose gradient was 0 at every step is named in a warning, and so is a Python integer.
+
     **Returns:** `TuneResult`. Cost: a gradient a step, at most about four times the loss; and one
     for each trial of a line search.
 
@@ -235,7 +240,7 @@ def tune(
     num_steps = as_count(num_steps, "num_steps")
     problem, free = _problem(loss, initial, optimizer, positive, validation, validate_every)
     state = problem.start(free)
-    resumed = None if checkpoint is None else _resume(checkpoint, free, state, key)
+    resumed = None if checkpoint is None else read_checkpoint(checkpoint, free, state, key)
     done, state, parts = (0, state, []) if resumed is None else resumed
     saved = done
     with progress_bar(num_steps, progress) as bar:
@@ -257,9 +262,30 @@ def tune(
                 bar.show(_summary(problem, state, parts))
             if checkpoint is not None and done >= min(num_steps, saved + _CHECKPOINT_STEPS):
                 saved = done
-                _save(checkpoint, free, done, state, parts, key)
+                write_checkpoint(checkpoint, free, done, state, parts, key)
+    _warn_of_constants(problem, state, initial)
     history = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
     return TuneResult(problem.decode(state.best), state.value, state.step, history)
+
+
+def _warn_of_constants(problem: _Problem, state: _State, initial: Any) -> None:
+    """Name what cannot move: leaves without a gradient, and Python integers."""
+    tree = problem.tree(state.touched)
+    still = [path for path, touched in jax.tree_util.tree_leaves_with_path(tree) if not touched]
+    if still:
+        names = ", ".join(f"`initial{jax.tree_util.keystr(path)}`" for path in still)
+        warnings.warn(
+            f"The loss does not depend on {names}: the gradient was 0 at every step. Is it used in "
+            "the loss, or behind a step function such as `quantile`?",
+            stacklevel=3,
+        )
+    for path, leaf in jax.tree_util.tree_leaves_with_path(initial):
+        if type(leaf) is int:
+            warnings.warn(
+                f"`initial{jax.tree_util.keystr(path)}` is the integer {leaf} and was not tuned: "
+                f"write {leaf}.0 to tune it, or keep it out of `initial`.",
+                stacklevel=3,
+            )
 
 
 def minibatch(data: Any, num_rows: int, *, key: PRNGKeyArray) -> Any:
@@ -340,55 +366,3 @@ def _summary(problem: _Problem, state: _State, parts: list[History]) -> dict[str
         if leaf.ndim == 0:
             words[jax.tree_util.keystr(path, simple=True, separator=".")] = f"{float(leaf):.3g}"
     return words
-
-
-def _save(path, free: list[Array], done: int, state: _State, parts: list[History], key) -> None:
-    # Leaves and their names: the optimizer's state holds the user's classes, which a file cannot
-    # name.
-    leaves = dict(_named_leaves(state))
-    save(path, {"initial": free, "key": key, "done": done, "state": leaves, "parts": parts})
-
-
-def _resume(
-    path, free: list[Array], state: _State, key
-) -> tuple[int, _State, list[History]] | None:
-    """What a checkpoint holds, if there is one; it must be of a run that began in the same way."""
-    if not pathlib.Path(path).exists():
-        return None
-    found = load(path)
-    same = isinstance(found, dict) and set(found) == {"initial", "key", "done", "state", "parts"}
-    same = (
-        same
-        and isinstance(found["state"], dict)
-        and _kind(found["state"]) == _kind(dict(_named_leaves(state)))
-    )
-    same = same and all(
-        bool(jnp.array_equal(a, b, equal_nan=True))
-        for a, b in zip(found["initial"], free, strict=True)
-    )
-    same = (
-        same
-        and (found["key"] is None) == (key is None)
-        and (key is None or bool(jnp.all(found["key"] == key)))
-    )
-    if not same:
-        raise ValueError(
-            f"The checkpoint {os.fspath(path)!r} is of another run: other initial parameters, "
-            f"optimizer, key or options. Remove "
-            "it, or give this run a file of its own."
-        )
-    state = jax.tree.unflatten(
-        jax.tree.structure(state), [found["state"][name] for name, _ in _named_leaves(state)]
-    )
-    return found["done"], state, found["parts"]
-
-
-def _named_leaves(state: _State) -> list[tuple[str, Array]]:
-    return [
-        (jax.tree_util.keystr(path), leaf)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
-    ]
-
-
-def _kind(tree: Any) -> Any:
-    return jax.tree.structure(tree), [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)]

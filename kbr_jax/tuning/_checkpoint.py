@@ -1,0 +1,61 @@
+"""The file from which a descent goes on."""
+
+import os
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._typing import Array
+from ._saving import load, save
+
+
+def write_checkpoint(path, free: list[Array], done: int, state: Any, parts: list, key) -> None:
+    # Leaves and their names: the optimizer's state holds the user's classes, which a file cannot
+    # name.
+    leaves = dict(_named_leaves(state))
+    save(path, {"initial": free, "key": key, "done": done, "state": leaves, "parts": parts})
+
+
+def read_checkpoint(path, free: list[Array], state: Any, key) -> tuple[int, Any, list] | None:
+    """What a checkpoint holds, if there is one; it must be of a run that began in the same way."""
+    if not pathlib.Path(path).exists():
+        return None
+    found = load(path)
+    same = isinstance(found, dict) and set(found) == {"initial", "key", "done", "state", "parts"}
+    same = (
+        same
+        and isinstance(found["state"], dict)
+        and _kind(found["state"]) == _kind(dict(_named_leaves(state)))
+    )
+    same = same and all(
+        bool(jnp.array_equal(a, b, equal_nan=True))
+        for a, b in zip(found["initial"], free, strict=True)
+    )
+    same = (
+        same
+        and (found["key"] is None) == (key is None)
+        and (key is None or bool(jnp.all(found["key"] == key)))
+    )
+    if not same:
+        raise ValueError(
+            f"The checkpoint {os.fspath(path)!r} is of another run: other initial parameters, "
+            f"optimizer, key or options. Remove "
+            "it, or give this run a file of its own."
+        )
+    state = jax.tree.unflatten(
+        jax.tree.structure(state), [found["state"][name] for name, _ in _named_leaves(state)]
+    )
+    return found["done"], state, found["parts"]
+
+
+def _named_leaves(state: Any) -> list[tuple[str, Array]]:
+    return [
+        (jax.tree_util.keystr(path), leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+    ]
+
+
+def _kind(tree: Any) -> Any:
+    return jax.tree.structure(tree), [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)]
