@@ -16,6 +16,7 @@ MODULES = [
     "rotation_dynamics",
     "smoothing",
     "controls",
+    "half_known",
     "kernel_kalman",
     "gradient_cost",
     "rotation_tuning",
@@ -37,11 +38,16 @@ MODULES = [
     "likelihood_free",
 ]
 
+ARGUMENTS = {"camera_demo": ["results"]}
+
 
 def main() -> None:
     for module in MODULES:
         print(f"\n== {module}", flush=True)
-        subprocess.run([sys.executable, "-m", f"benchmarks.{module}"], check=True)
+        # The demo writes to `build/demo` unless it is told otherwise.
+        subprocess.run(
+            [sys.executable, "-m", f"benchmarks.{module}", *ARGUMENTS.get(module, [])], check=True
+        )
 
 
 if __name__ == "__main__":

@@ -2,12 +2,16 @@
 two directions.
 
     make demo
+    python -m benchmarks.camera_demo results  # to record them
 
 Trains on the first half of `camera_lookalike` (1800 frames of 20 x 20 x 3 pixels, Gaussian noise of
 variance 1e-3), filters the second half with every method, prints one table, writes
-`results/camera_demo.json` and `results/camera_demo.png`.
+`camera_demo.json` and `camera_demo.png` in `build/demo`, which git ignores, or in
+`benchmarks/results`.
 """
 
+import pathlib
+import sys
 import time
 
 from tqdm import tqdm
@@ -58,11 +62,16 @@ def main() -> None:
         "Frobenius distance to the true rotation (half a turn is 2.83), ± standard error over "
         "segments of 100 frames."
     )
-    figure = reporting.RESULTS / "camera_demo.png"
+    folder = reporting.RESULTS if "results" in sys.argv[1:] else pathlib.Path("build/demo")
+    folder.mkdir(parents=True, exist_ok=True)
+    figure = folder / "camera_demo.png"
     draw(data, tracks[METHODS[0]], tracks["ridge regression per frame"], figure)
     seconds = time.perf_counter() - start
     path = reporting.save(
-        "camera_demo", "make demo", {"variance": VARIANCE, "seconds": seconds, "methods": results}
+        "camera_demo",
+        "make demo",
+        {"variance": VARIANCE, "seconds": seconds, "methods": results},
+        folder,
     )
     print(f"{seconds:.0f} s; wrote {path} and {figure}")
 

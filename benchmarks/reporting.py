@@ -26,10 +26,10 @@ def machine() -> dict[str, Any]:
     }
 
 
-def save(name: str, command: str, results: Any) -> pathlib.Path:
-    """Write `results/NAME.json` with the command that made it."""
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+def save(name: str, command: str, results: Any, folder: pathlib.Path = RESULTS) -> pathlib.Path:
+    """Write `NAME.json` in the folder, with the command that made it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
     path.write_text(
         json.dumps({"command": command, "machine": machine(), "results": results}, indent=1) + "\n"
     )
