@@ -57,7 +57,7 @@ def tests() -> dict[str, tuple[Callable[..., jax.Array], float]]:
             key=key,
             num_permutations=DRAWS,
         ),
-        "two samples, signs": lambda x, y, key: kbr.hypotheses.two_sample_test(
+        "two samples, random signs": lambda x, y, key: kbr.hypotheses.two_sample_test(
             G, x, y, key=key, num_permutations=DRAWS, null="signs"
         ),
         "two samples, blocks of 5": lambda x, y, key: kbr.hypotheses.block_two_sample_test(

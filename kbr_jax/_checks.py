@@ -73,6 +73,16 @@ def padded(points: Points, missing: int) -> Points:
     )
 
 
+def stacked(parts: list, name: str) -> tuple[Points, np.ndarray]:
+    """Samples of unequal size as one array `[b, n, ...]` of padded ones, and their sizes."""
+    parts = [as_points(part, f"{name}[{index}]") for index, part in enumerate(parts)]
+    for index, part in enumerate(parts):
+        check_alike(part, f"{name}[{index}]", parts[0], f"{name}[0]")
+    sizes = np.asarray([size(part) for part in parts])
+    filled = [padded(part, int(sizes.max()) - size(part)) for part in parts]
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *filled), sizes
+
+
 def _is_float(leaf: Array) -> bool:
     return jnp.issubdtype(leaf.dtype, jnp.floating)
 
@@ -135,7 +145,7 @@ def as_batch(
 
     The second result says whether it was one point.
 
-    `reference` is a sample of the same domain, so there is no guessing: a leaf with the rank of a
+    `reference` is a sample of the same domain, so nothing is guessed: a leaf with the rank of a
     sample is a batch, a leaf with one axis less is one point, anything else is a `ValueError`. Real
     numbers get the precision of the reference.
     """

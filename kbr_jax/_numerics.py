@@ -216,8 +216,8 @@ def jitter(matrix: Float[Array, "n n"], shift: Float[Array, ""] | float = 0.0) -
     """The numerical jitter of a positive semi-definite `matrix + shift I`: n times the machine
     epsilon times its mean diagonal.
 
-    It follows scale and dtype of the matrix, and is far below any useful regularizer. It is no
-    regularizer itself.
+    It follows scale and dtype of the matrix, and is far below any useful regularizer. It does not
+    replace one.
     """
     n = matrix.shape[-1]
     scale = jnp.mean(jnp.diagonal(matrix)) + shift

@@ -214,7 +214,7 @@ def plot_history(tuned: TuneResult, *, axis: Any = None) -> Any:
     lines, names = [history.loss, history.validation], ("loss", "validation")
     curves = [np.where(accepted & np.isfinite(c), c, np.nan) for c in lines if c is not None]
     for curve, name, color, style in zip(
-        curves, names, (_BLUE, _ORANGE), "- --".split(), strict=False
+        curves, names, (_BLUE, _ORANGE), ("-", "--"), strict=False
     ):
         # A validation loss now and then is a line nevertheless. The loss has gaps.
         steps = np.flatnonzero(np.isfinite(curve) | (name == "loss"))

@@ -92,7 +92,7 @@ def filters():
 
 @pytest.mark.parametrize("name", ["sample", "2009", "inputs", "moments"])
 def test_lists_are_filtered_side_by_side(name):
-    filt, (states, seen, inputs) = filters()[name], trajectories()
+    filt, (_, seen, inputs) = filters()[name], trajectories()
     controls = inputs if name == "inputs" else None
     masks = [jnp.arange(n) % 4 != 1 for n in LENGTHS]
     runs = kbr.run_filter(filt, seen, controls=controls, observed=masks)
@@ -118,7 +118,6 @@ def test_lists_are_filtered_side_by_side(name):
         output_fn=lambda out: kbr.state_mean(filt, out),
     )
     close(kept, means, 1e-9)
-    del states
 
 
 def test_smoothing_and_losses_of_lists():
@@ -192,7 +191,7 @@ FILTER = kbr.fit_filter(*KERNELS, STATES, SEEN, **RIDGES)
             lambda: kbr.fit_filter(*KERNELS, jnp.ones((4, 9, 2)), jnp.ones((4, 9, 1)), **RIDGES),
             "holds several trajectories. Pass lists",
         ),
-        (lambda: kbr.run_filter(FILTER, []), "`observations` is an empty list"),
+        (lambda: kbr.run_filter(FILTER, []), "`observations` must be a list of at least one"),
         (
             lambda: kbr.run_filter(FILTER, SEEN, observed=[jnp.ones(3, bool)] * 3),
             r"`observed\[0\]` must be a boolean mask of shape \(14,\)",
@@ -206,6 +205,18 @@ FILTER = kbr.fit_filter(*KERNELS, STATES, SEEN, **RIDGES)
             "as long as its `observations`",
         ),
         (lambda: kbr.filter_loss(FILTER, STATES[:2], SEEN), "2 trajectories and `observations` 3"),
+        (lambda: kbr.filter_loss(FILTER, STATES, SEEN[0]), "`observations` must be a list"),
+        (lambda: kbr.filter_loss(FILTER, STATES[0], SEEN), "`states` must be a list"),
+        (
+            lambda: kbr.run_filter(FILTER, SEEN, state=kbr.init_filter(FILTER)),
+            "`state` of each run by a call of its own",
+        ),
+        (
+            lambda: kbr.smooth(
+                FILTER, kbr.run_filter(FILTER, SEEN), regularizer=0.1, controls=INPUTS[:1]
+            ),
+            "`controls` holds 1 trajectories and `run` 3",
+        ),
     ],
 )
 def test_bad_lists(call, message):

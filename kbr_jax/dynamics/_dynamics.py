@@ -76,7 +76,6 @@ def fit_dynamics(
     - `form`: "next", the paper's; or "change", which regresses the rate of change, $(\hat\mu_{t+1}
       - \hat\mu_t) / \Delta_t \approx B \hat\mu_t$ with weights $\gamma_t \Delta_t^2$: steps may be
       unequal, and a large regularizer predicts the last set, not 0.
-
     - `gram`: `[T, T]`, inner products of the embeddings where they are known otherwise, for example
       in closed form. By default the `embedding_gram` of the sets.
 
@@ -177,7 +176,7 @@ def coefficient_matrix(
 
 
 def apply_dynamics(model: DistributionDynamics, embedding: Embedding) -> Float[Array, "*b T"]:
-    r"""Apply the learned operator to any embedding $\mu$ of the same RKHS.
+    r"""Apply the learned operator to any embedding $\mu$ of the same RKHS (L15 eq 4).
 
     **Returns:** coefficients `[..., T]` of $\tilde A \mu$ on the embedded sets, for `combine`
     ("next"), or of the change in one unit of time ("change"; $\mu$ itself has none). Cost O(T n m

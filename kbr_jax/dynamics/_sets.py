@@ -16,8 +16,7 @@ from .._checks import (
     check_alike,
     check_finite,
     is_concrete,
-    padded,
-    size,
+    stacked,
     take,
 )
 from .._numerics import matmul
@@ -69,24 +68,18 @@ def sample_sequence(
     or samples of different kinds of point.
     """
     if not isinstance(sets, (list, tuple)):
-        return _stacked(sets, weights, mask)
+        return _sequence(sets, weights, mask)
     if mask is not None:
         raise ValueError(
             "`mask` belongs to stacked samples [T, n, ...]; a list of samples is padded here."
         )
     if not sets:
         raise ValueError("`sets` is empty; at least one sample is needed.")
-    parts = [as_points(points, f"sets[{t}]") for t, points in enumerate(sets)]
-    for t, points in enumerate(parts):
-        check_alike(points, f"sets[{t}]", parts[0], "sets[0]")
-    sizes = np.asarray([size(points) for points in parts])
-    largest = int(sizes.max())
-    filled = [padded(points, largest - size(points)) for points in parts]
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *filled)
-    return _stacked(stacked, weights, jnp.asarray(np.arange(largest) < sizes[:, None]))
+    points, sizes = stacked(list(sets), "sets")
+    return _sequence(points, weights, jnp.asarray(np.arange(sizes.max()) < sizes[:, None]))
 
 
-def _stacked(points: Points, weights: ArrayLike | None, mask: ArrayLike | None) -> SampleSequence:
+def _sequence(points: Points, weights: ArrayLike | None, mask: ArrayLike | None) -> SampleSequence:
     points = check_finite(as_points(points, "sets"), "sets")
     leaves = jax.tree.leaves(points)
     shape = leaves[0].shape[:2]

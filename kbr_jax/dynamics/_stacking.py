@@ -57,9 +57,13 @@ def stacked_forecast(model: DistributionDynamics, steps: int = 1) -> StackedFore
        \qquad \pi \ge 0, \; \sum_c \pi_c = 1. $$
 
     The errors e are those of observed sets, each predicted without being known: all steps but the
-    first left out in turn (one step ahead only), and the sets from half of the sequence on
-    predicted from those before. "next" shrinks to 0 and "change" to the last set. Where they err to
-    opposite sides, their errors cancel.
+    first left out in turn, and the sets from half of the sequence on predicted from those before.
+    "next" shrinks to 0 and "change" to the last set. Where they err to opposite sides, their errors
+    cancel.
+
+    Several steps ahead no step is left out, all sets from the third on are predicted, "next" is
+    divided by its mass after each step, and the prediction has mass 1. Its distance in the RKHS is
+    then often larger than that of the ridge forecast, which loses mass and goes to 0.
 
     **Arguments:** `model`: its Gram matrix, step weights and times are used, its form and
     regularizer are not. "next" takes unequal steps as equal. `steps` ahead k (static).

@@ -34,7 +34,8 @@ def squared_mmd(p: Embedding, q: Embedding, *, unbiased: bool = False) -> Float[
     U-statistic of Gretton et al. 2012, eq 3), and can be negative. At least two points with
     non-zero weight are needed on each side (else NaN).
 
-    **Returns:** `[...]`, non-negative up to rounding if biased. Cost O((n + m)^2 d).
+    **Returns:** `[...]`, non-negative up to rounding if biased. Cost O((n + m)^2 d). **Raises:**
+    `ValueError` as `inner`, and for the unbiased form of one point.
     """
     norms = [_squared_norm(e, unbiased) for e in (p, q)]
     return norms[0] + norms[1] - 2 * inner(p, q)
@@ -72,7 +73,7 @@ def _squared_norm(embedding: Embedding, unbiased: bool) -> Float[Array, "*batch"
 
 
 def _real(embedding: Embedding, name: str) -> Embedding:
-    """The embedding with weights of sum 1, NaN where they have no sum; points must be real."""
+    """The embedding with weights of sum 1, NaN where the sum is about 0; points must be real."""
     points = as_points(embedding.points, "embedding.points")
     for leaf in jax.tree.leaves(points):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
@@ -89,8 +90,8 @@ def _real(embedding: Embedding, name: str) -> Embedding:
 def mean(embedding: Embedding) -> Points:
     r"""Mean of the points, $\sum_i w_i x_i / \sum_i w_i$ `[..., *point]`.
 
-    It is NaN where the weights have no sum to divide by (`normalize`): the estimate knows nothing.
-    Cost O(n d). **Raises:** `ValueError` for points that are not real, such as labels.
+    It is NaN where the sum of the weights is too small to divide by (`normalize`). Cost O(n d).
+    **Raises:** `ValueError` for points that are not real, such as labels.
     """
     return expectation(_real(embedding, "mean"), lambda x: x)
 
@@ -114,7 +115,10 @@ def variance(embedding: Embedding) -> Points:
 
 
 def std(embedding: Embedding) -> Points:
-    """Standard deviation of each coordinate, the root of `variance`; gradient 0 at 0."""
+    """Standard deviation of each coordinate, the root of `variance`.
+
+    Its gradient is 0 at 0. Result, cost and errors: `variance`.
+    """
     return jax.tree.map(safe_sqrt, variance(embedding))
 
 
@@ -144,7 +148,8 @@ def marginal(embedding: Embedding, part: int, *, kernel: KernelLike | None = Non
     - `kernel`: of that part. By default the factor of a `TensorProduct` (or the term of a
       `DirectSum`).
 
-    **Raises:** `ValueError` for points without parts, and for a missing kernel.
+    **Returns:** an `Embedding`, in O(n). **Raises:** `ValueError` for points without parts, and for
+    a missing kernel.
     """
     points, own = embedding.points, embedding.kernel
     if isinstance(points, (tuple, list)):
@@ -186,10 +191,10 @@ def quantile(
 
     **Returns:** `[..., *shape]`, with a leading axis `[q]` if u is a vector. Between the least and
     the largest value; piecewise constant in the weights, so that gradients reach the values only.
-    NaN where the weights are no distribution: where their sum is NaN, infinite, not positive, or
-    positive by rounding alone (`normalize`). The indicator of a set is not in the RKHS of a smooth
-    kernel: expect the error of F at a scale below the kernel's bandwidth. Cost O(b s n (log n + q))
-    for b embeddings and s coordinates.
+    NaN where the weights cannot be a distribution: where their sum is NaN, infinite, not positive,
+    or positive by rounding alone (`normalize`). The indicator of a set is not in the RKHS of a
+    smooth kernel: expect the error of F at a scale below the kernel's bandwidth. Cost O(b s n (log
+    n + q)) for b embeddings and s coordinates.
 
     **Raises:** `ValueError` for probabilities outside [0, 1] or of two axes, and for values that
     are not one real array.

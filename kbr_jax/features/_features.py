@@ -118,7 +118,7 @@ class AbstractFeatures(eqx.Module):
 
     @property
     def count(self) -> Float[Array, ""]:
-        """Number n of points that are no padding."""
+        """Number n of points without the padding."""
         return jnp.asarray(self.size if self.mask is None else jnp.sum(self.mask), self.dtype)
 
     @property

@@ -102,8 +102,8 @@ def random_fourier(
     - `rank`: number r of features, even; for a sum of T products a multiple of 2 T.
     - `key`: randomness.
     - `orthogonal`: frequencies in blocks of d orthogonal ones, each of the right marginal law,
-      which lowers the variance (Yu et al. 2016). Not for Laplace, whose spectral density is no
-      function of the length.
+      which lowers the variance (Yu et al. 2016). Not for Laplace, whose spectral density depends on
+      more than the length.
 
     **Returns:** `RandomFourier`. Cost O(r d), orthogonal O(r d^2); their features at n points cost
     O(n r d).

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._checks import as_count, as_mask, as_positive, take
+from .._checks import as_count, as_mask, as_positive, stacked, take
 from .._typing import Array, ArrayLike, Bool, Float, Point, Points, with_numbers
 from ..embedding import Embedding
 from ..rules import AbstractConditional
-from ._sequences import check_lists, stacked
+from ._sequences import check_lists
 
 
 class FilterOutput(eqx.Module):
@@ -200,7 +200,7 @@ def run_filter(
     - `controls`: known inputs `[T, ...]`, the one at t acting from the state at t to the next.
     - `observed`: mask `[T]`, False where an observation is missing. Its value is ignored.
     - `prior`: embedding of the first hidden state, by default the training marginal.
-    - `state`: of an earlier run (`run.state`), to go on from; then give no `prior`.
+    - `state`: of an earlier run (`run.state`), to go on from; then give no `prior` and no lists.
     - `output_fn`: what to keep of each step, a function of its `FilterOutput`. For long sequences
       `lambda out: state_mean(filt, out)` keeps d numbers a step instead of n.
     - `checkpoint_every`: steps between two states that reverse mode stores (static). With it T
@@ -219,24 +219,23 @@ def run_filter(
     """
     if state is not None and prior is not None:
         raise ValueError("Give a `state` to go on from, or a `prior` to start from, not both.")
+    many = isinstance(observations, list)
+    if many and state is not None:
+        raise ValueError("Go on from the `state` of each run by a call of its own, without lists.")
     state = filt.init(prior) if state is None else state
     if checkpoint_every is not None:
         checkpoint_every = as_count(checkpoint_every, "checkpoint_every")
-    if not isinstance(observations, list):
+    if not many:
         inputs = observations, controls, observed, None
         return _scan(filt, state, *inputs, output_fn, checkpoint_every)
     stacks, lengths = _padded_sequences(observations, controls, observed)
     runs = _scan_many(filt, state, *stacks, output_fn, checkpoint_every)
-    ends, runs = (None, runs) if output_fn else (runs.state, _without_state(runs))
-    result = []
-    for index, length in enumerate(lengths):
-        one = jax.tree.map(lambda leaf, i=index, n=length: leaf[i, :n], runs)
-        result.append(one if output_fn else _with_state(one, take(ends, index)))
-    return result
-
-
-def _without_state(output: FilterOutput) -> FilterOutput:
-    return eqx.tree_at(lambda o: o.state, output, None)
+    whole = output_fn is None
+    steps = _with_state(runs, None) if whole else runs
+    each = [jax.tree.map(lambda leaf, i=i, n=n: leaf[i, :n], steps) for i, n in enumerate(lengths)]
+    if whole:
+        each = [_with_state(one, take(runs.state, i)) for i, one in enumerate(each)]
+    return each
 
 
 def _with_state(output: FilterOutput, state: Any) -> FilterOutput:
@@ -246,7 +245,8 @@ def _with_state(output: FilterOutput, state: Any) -> FilterOutput:
 def _padded_sequences(
     observations: list, controls: list | None, observed: list | None
 ) -> tuple[tuple[Points, Points | None, Array, Array], np.ndarray]:
-    """Sequences of one length: observations, inputs, masks, and the steps that are no padding."""
+    """Sequences of one length: observations, inputs, masks, and False for padded steps."""
+    check_lists(observations, "observations", observations, "observations")
     parts, lengths = stacked(observations, "observations")
     going = np.arange(lengths.max()) < lengths[:, None]
     if controls is not None:

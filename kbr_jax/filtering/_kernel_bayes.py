@@ -224,7 +224,7 @@ class KernelBayesFilter(AbstractFilter):
 def _check_options(emission, transition, regularizer, estimator, clipping, shift, max_active):
     if emission.learned and regularizer is None:
         raise ValueError("A learned emission needs the `regularizer` of Bayes' rule.")
-    if estimator == "prior" and (shift or not getattr(transition, "learned", False)):
+    if estimator == "prior" and (shift or transition is None or not transition.learned):
         raise ValueError(
             "The estimator 'prior' keeps its belief on the successors of a learned transition: "
             "give one, without `shift`."

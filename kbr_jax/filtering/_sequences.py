@@ -14,7 +14,6 @@ from .._checks import (
     check_finite,
     check_same_size,
     in_one_precision,
-    padded,
     size,
     take,
     without_padding,
@@ -121,22 +120,9 @@ def transitions(states: Any, observations: Any) -> tuple[Points, Points, Points]
     lengths. A sequence has as many states as observations or one more.
 
     **Returns:** states, observations and successors `[n, ...]`. No triple has its two states in
-    different trajectories. **Raises:** `ValueError` for sequences of other lengths.
+    different trajectories. Cost O(n). **Raises:** `ValueError` for sequences of other lengths.
     """
     return as_transitions(states, observations, None, 0)[:3]
-
-
-def stacked(parts: list, name: str) -> tuple[Points, np.ndarray]:
-    """Sequences of unequal length as one array `[b, T, ...]` of padded ones, and their lengths."""
-    if not parts:
-        raise ValueError(f"`{name}` is an empty list; at least one sequence is needed.")
-    parts = [as_points(part, f"{name}[{index}]") for index, part in enumerate(parts)]
-    for index, part in enumerate(parts):
-        check_alike(part, f"{name}[{index}]", parts[0], f"{name}[0]")
-    lengths = np.asarray([size(part) for part in parts])
-    longest = int(lengths.max())
-    filled = [padded(part, longest - size(part)) for part in parts]
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *filled), lengths
 
 
 def _check_one_sequence(states: Points, observations: Points) -> None:
@@ -176,6 +162,7 @@ def delay_embedding(observations: Any, length: int, *, observed: Any = None) -> 
     """
     if isinstance(observations, list):
         masks = [None] * len(observations) if observed is None else observed
+        check_lists(masks, "observed", observations, "observations")
         pairs = zip(observations, masks, strict=True)
         return [delay_embedding(one, length, observed=mask) for one, mask in pairs]
     observations = jnp.asarray(observations)

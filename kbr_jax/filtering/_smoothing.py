@@ -13,6 +13,7 @@ from .._typing import Array, ArrayLike, Float
 from ..embedding import Embedding, normalized
 from ..rules import Clipping, check_estimator
 from ._base import AbstractFilter, AbstractSmoother, FilterOutput
+from ._sequences import check_lists
 
 
 def smooth(
@@ -61,13 +62,14 @@ def smooth(
     belief is the filter's. Cost O(T (n r^2 + r^3)) with landmarks, O(T n^3) exact, whatever the lag
     is, and O(T L n r). The gradient recomputes each step.
 
-    **Raises:** `ValueError` for a run that is no sequence, a filter whose transition cannot go
+    **Raises:** `ValueError` for a run that is not a sequence, a filter whose transition cannot go
     backwards, and as `run_filter` for `controls`.
     """
     if isinstance(run, list):
         own: Any = {"lag": lag, "estimator": estimator, "clipping": clipping}
         own |= {"regularizer": regularizer, "positive": positive, "normalize": normalize}
         inputs = [None] * len(run) if controls is None else controls
+        check_lists(inputs, "controls", run, "run")
         return [smooth(filt, r, controls=u, **own) for r, u in zip(run, inputs, strict=True)]
     check_estimator(estimator, clipping, "pairs", "importance")
     beliefs = filt.embed(run.weights)

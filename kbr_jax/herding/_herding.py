@@ -70,8 +70,8 @@ def herd(
 
     **Returns:** a `HerdingResult`. Cost O(n c d) for $\eta$ at the candidates and O(m c d) for the
     choice, in one compiled scan; further O(m^2 c) for the last two, and O(m^4) for
-    "min-norm-point". Memory O(c), O(m c) for the last two. The choice is discrete: there is no
-    gradient of `index`. Weights and objective have that of the choice as it is; the weights of
+    "min-norm-point". Memory O(c), O(m c) for the last two. The choice is discrete: `index` carries
+    no gradient. Weights and objective have that of the choice as it is; the weights of
     "min-norm-point" that of the best ones on the points whose weight is not 0.
 
     **Raises:** `ValueError` for a batch, candidates of another kind, a `num_points` < 1, or an

@@ -125,7 +125,7 @@ def beliefs(
     - `points`: `[p, ...]`, a grid, or any points. Messages are evaluated there by the regression
       that defines them, which sends every message once more. By default the support of the nodes:
       their training sample, draws of $p^*$, whose weights are then the products of the messages
-      alone. (Not with `pivots`, which are no sample.)
+      alone. (Not with `pivots`: they are not a sample.)
     - `node_types`: read nodes of these types only; all hidden nodes by default. They must have one
       kind of points.
     - `marginal`: $p^*$ on a grid: values `[p]`, or `[node_types, p]` for each node type that is

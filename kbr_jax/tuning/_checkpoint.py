@@ -12,6 +12,7 @@ from ._saving import load, save
 
 
 def write_checkpoint(path, free: list[Array], done: int, state: Any, parts: list, key) -> None:
+    """Write what `read_checkpoint` needs to go on."""
     # Leaves and their names: the optimizer's state holds the user's classes, which a file cannot
     # name.
     leaves = dict(_named_leaves(state))

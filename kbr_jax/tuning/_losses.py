@@ -272,7 +272,9 @@ def filter_loss(
     **Returns:** a scalar. Cost that of `run_filter`; with a `kernel`, O(T n^2) more. **Raises:**
     `ValueError` as `run_filter`, and for states of another kind or number.
     """
-    if not isinstance(states, list):
+    if isinstance(states, list) or isinstance(observations, list):
+        check_lists(states, "states", observations, "observations")
+    else:
         observations = as_points(observations, "observations")
         check_same_size(as_points(states, "states"), "states", observations, "observations")
     output_fn = _Estimate(filt, decode) if kernel is None else None
@@ -287,7 +289,6 @@ def filter_loss(
     if not isinstance(run, list):
         run, states, counted = [run], [states], [counted]
     counted = [None] * len(run) if counted is None else counted
-    check_lists(states, "states", run, "observations")
     check_lists(counted, "counted", run, "observations")
     sums, total = 0.0, 0
     for one, true, mask in zip(run, states, counted, strict=True):

@@ -82,7 +82,7 @@ class _Problem(eqx.Module):
     fixed: Any
     treedef: Any = eqx.field(static=True)
     positive: tuple[bool, ...] = eqx.field(static=True)
-    loss: Callable  # may hold arrays, and is no part of the program then
+    loss: Callable  # may hold arrays, which are not part of the program
     validation: Callable | None
     optimizer: optax.GradientTransformationExtraArgs = eqx.field(static=True)
     every: int = eqx.field(static=True)
@@ -204,7 +204,7 @@ def tune(
       `jax.tree_util.Partial(loss, data=data)`.
     - `initial`: any pytree. Its floating-point arrays and Python floats are tuned. All else stays.
     - `optimizer`: of optax, with schedules, masks and labels, for example `optax.adam(3e-2)`; or
-      `optax.lbfgs()` where the loss has no noise. It sees the tree of `initial` with None for what
+      `optax.lbfgs()` for a loss without noise. It sees the tree of `initial` with None for what
       stays, and logarithms of positive parameters.
     - `num_steps`: evaluations of the loss and its gradient (static); the first is at `initial`.
     - `positive`: says which parameters are positive. Of the tree it returns the leaf, the subtree,
