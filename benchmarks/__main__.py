@@ -27,6 +27,7 @@ MODULES = [
     "camera_tuning",
     "camera_demo",
     "indoor",
+    "rat",
     "bimodal_tree",
     "depth",
     "extrapolation",

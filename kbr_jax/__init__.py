@@ -1,8 +1,8 @@
 """Probability with kernels: distributions are weighted samples in an RKHS.
 
 Flat names are what most programs need. All else is in the namespaces, by topic: `kernels`,
-`embedding`, `features`, `rules`, `moments`, `filtering`, `herding`, `tuning`, `dynamics`,
-`hypotheses`, `propagation`, `likelihood_free`, `plotting` and `experimental`.
+`embedding`, `features`, `rules`, `moments`, `filtering`, `herding`, `tuning`, `learning`,
+`dynamics`, `hypotheses`, `propagation`, `likelihood_free`, `plotting` and `experimental`.
 
 Docstrings name these papers: S09 and S13 (Song et al. 2009, 2013), F11 (Fukumizu et al. 2011), L15
 (Lampert 2015), K16 (Kanagawa et al. 2016). The README has their titles.
@@ -82,6 +82,7 @@ from .kernels import (
     gram,
     median_heuristic,
 )
+from .learning import learn_filter
 from .rules import (
     Clipping,
     bayes_rule,
@@ -159,6 +160,7 @@ __all__ = [
     "inner",
     "kmeanspp_landmarks",
     "known_likelihood",
+    "learn_filter",
     "leave_out_loss",
     "load",
     "marginal",

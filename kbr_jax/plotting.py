@@ -15,6 +15,7 @@ import numpy as np
 from ._checks import as_points
 from ._typing import ArrayLike, PointFunction, Points
 from .embedding import Embedding, credible_interval, evaluate, quantile, witness
+from .learning import Report
 from .tuning import TuneResult
 
 _BLUE, _ORANGE, _SHADES, _BOTH_SIGNS = "#0072b2", "#d55e00", "Blues", "PuOr_r"
@@ -230,6 +231,20 @@ def plot_history(tuned: TuneResult, *, axis: Any = None) -> Any:
         low, bottom = np.full(rejected.shape, 0.03), axis.get_xaxis_transform()
         axis.plot(rejected, low, "x", color="black", ms=5, transform=bottom, label="rejected")
     axis.legend(frameon=False)
+    return axis
+
+
+def plot_report(report: Report, *, axis: Any = None) -> Any:
+    """Draw the held-out errors of a learned model and its rivals, with their standard errors.
+
+    **Returns:** the axis. **Raises:** `ImportError` without matplotlib.
+    """
+    axis, names = _axes(axis), list(report.errors)
+    means, spreads = zip(*report.errors.values(), strict=True)
+    axis.barh(names, means, xerr=spreads, color=[_BLUE] + ["lightgray"] * (len(names) - 1))
+    axis.invert_yaxis()
+    shares = ", ".join(f"{c:.0%} in {u:.0%}" for u, c in report.coverage.items())
+    axis.set(xlabel="held-out error", title=f"truth inside regions: {shares}")
     return axis
 
 

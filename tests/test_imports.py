@@ -29,6 +29,7 @@ FLOORS = (
     ("moments",),
     ("filtering", "propagation", "dynamics", "herding", "hypotheses", "likelihood_free"),
     ("tuning",),
+    ("learning",),
     ("plotting",),
     ("experimental",),
     ("__init__",),

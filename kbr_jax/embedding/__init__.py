@@ -35,6 +35,7 @@ from ._joint import (
     marginals,
     squared_hs_norm,
 )
+from ._regions import credible_level
 from ._statistics import (
     credible_interval,
     marginal,
@@ -54,6 +55,7 @@ __all__ = [
     "JointEmbedding",
     "covariance",
     "credible_interval",
+    "credible_level",
     "cross_covariance",
     "decode",
     "decode_fixed_point",

@@ -31,6 +31,7 @@ from ._selection import (
 __all__ = [
     "AbstractFeatureMap",
     "AbstractFeatures",
+    "AbstractGram",
     "ConjugateGradient",
     "ConjugateGradientFactor",
     "DenseGram",

@@ -15,6 +15,7 @@ from ._cusum import CusumRestartFilter, fit_cusum_restart
 from ._discriminant import DiscriminantLikelihood, fit_discriminant
 from ._kernel_bayes import KernelBayesFilter, KernelBayesState, fit_filter
 from ._known import GaussianTransition, KnownLikelihood, SimulatedTransition, known_likelihood
+from ._rival import RivalFilter
 from ._sequences import delay_embedding, transitions
 from ._smoothing import smooth
 from ._song2009 import ConditionalEmbeddingFilter, fit_conditional_embedding_filter
@@ -28,6 +29,7 @@ __all__ = [
     "GaussianTransition",
     "KernelBayesFilter",
     "KnownLikelihood",
+    "RivalFilter",
     "SimulatedTransition",
     "belief",
     "delay_embedding",

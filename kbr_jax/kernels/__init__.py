@@ -13,7 +13,7 @@ from ._base import (
 )
 from ._families import ChiSquared, Delta, HistogramIntersection, Linear, Polynomial, Precomputed
 from ._gram import gram_matvec, median_heuristic
-from ._parts import DirectSum, TensorProduct
+from ._parts import DirectSum, TensorProduct, Warped
 from ._stationary import (
     WITH_SPECTRUM,
     AbstractShiftInvariant,
@@ -49,6 +49,7 @@ __all__ = [
     "Scaled",
     "Sum",
     "TensorProduct",
+    "Warped",
     "diagonal",
     "gram",
     "gram_matvec",

@@ -1,9 +1,11 @@
-"""Kernels on tuples, from one kernel for each part."""
+"""Kernels made of others: on the parts of a tuple, and on the values of a map."""
 
 import abc
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 
 from .._typing import Array, Float, Point, Points
@@ -79,3 +81,26 @@ class DirectSum(AbstractParts):
 
     def combine(self, values: Float[Array, "parts *s"]) -> Float[Array, "*s"]:
         return jnp.sum(values, axis=0)
+
+
+class Warped(AbstractKernel):
+    r"""$k(f(x), f(y))$ for a kernel k and any map f of points.
+
+    **Arguments:** `kernel`, on the values of the map; `map`, a function of one point. An
+    `equinox.Module` has its parameters as leaves, which gradients reach.
+    """
+
+    kernel: AbstractKernel = eqx.field(converter=as_kernel)
+    map: Callable[[Point], Any]
+
+    def __call__(self, x: Point, y: Point) -> Float[Array, ""]:
+        return self.kernel(self.map(x), self.map(y))
+
+    def gram(self, x: Points, y: Points) -> Float[Array, "n m"]:
+        return self.kernel.gram(jax.vmap(self.map)(x), jax.vmap(self.map)(y))
+
+    def diagonal(self, x: Points) -> Float[Array, " n"]:
+        return self.kernel.diagonal(jax.vmap(self.map)(x))
+
+    def check(self, x: Points, name: str) -> None:
+        self.kernel.check(jax.vmap(self.map)(x), f"map({name})")

@@ -1,7 +1,15 @@
 """Learning: losses, gradient descent on them, cross-validation, saving and loading."""
 
+from ._calibration import calibrate, coverage
 from ._cross_validation import GridSearchResult, cross_validate, grid_search
-from ._losses import filter_loss, leave_out_loss, marginal_loss, mmd_power, regression_loss
+from ._losses import (
+    filter_loss,
+    leave_out_loss,
+    leave_out_residuals,
+    marginal_loss,
+    mmd_power,
+    regression_loss,
+)
 from ._saving import load, save
 from ._tune import History, TuneResult, minibatch, tune
 
@@ -9,10 +17,13 @@ __all__ = [
     "GridSearchResult",
     "History",
     "TuneResult",
+    "calibrate",
+    "coverage",
     "cross_validate",
     "filter_loss",
     "grid_search",
     "leave_out_loss",
+    "leave_out_residuals",
     "load",
     "marginal_loss",
     "minibatch",

@@ -86,21 +86,9 @@ def leave_out_loss(
     **Raises:** `ValueError` if `num_left_out` does not divide n, for padded data with
     `num_left_out` > 1, for moments, which hold no pairs, or a model without a factor.
     """
-    features, coordinates = model.sample()
-    x, y = features.points, coordinates.points
-    count = as_count(num_left_out, "num_left_out", x, "model.x")
-    if isinstance(features, LazyGram):
-        raise ValueError(
-            "Leaving out needs a factored Gram matrix: fit the model without a `solver`, or with "
-            "landmarks."
-        )
-    if features.size % count or (features.mask is not None and count > 1):
-        raise ValueError(
-            f"Blocks of {count} must divide {features.size} pairs without padding; use another "
-            f"`num_left_out`, or `cross_validate`."
-        )
-    # Where nothing is left to learn from, the prediction is 0 for any ridge.
-    ridge = jnp.where(features.count > count, features.count - count, 1) * model.regularizer
+    features, ridge, count = _leaving_out(model, num_left_out)
+    coordinates = model.sample()[1]
+    y = coordinates.points
     of_features = kernel is None
     measure = model.kernel_y if kernel is None else as_kernel(kernel)
     if of_features and not isinstance(coordinates, (DenseGram, LazyGram)):
@@ -114,6 +102,45 @@ def leave_out_loss(
     else:
         errors = _low_rank_errors(features, ridge, count, measure, y)
     return jnp.sum(features.uniform * errors)
+
+
+def leave_out_residuals(
+    model: AbstractConditional, values: Float[Array, "n p"], *, num_left_out: int = 1
+) -> Float[Array, "n p"]:
+    r"""Differences $f_i - \hat f^{(-B)}(x_i)$ of values to their regression on x without block B.
+
+    The formula is that of `leave_out_loss`, with the values `[n, p]` of any functions of y in place
+    of its features. Residuals are those of predictions of new points.
+
+    **Arguments:** `model`, with a factor, fitted to n pairs; `values` at these pairs;
+    `num_left_out`, the size of the blocks.
+
+    **Returns:** `[n, p]`. Cost O(n^3) exact, O(n r (r + b) + n b^2) with landmarks on x.
+    **Raises:** `ValueError` as `leave_out_loss`.
+    """
+    features, ridge, count = _leaving_out(model, num_left_out)
+    return _left_out(features, ridge, count)(values.astype(features.dtype))
+
+
+def _leaving_out(
+    model: AbstractConditional, num_left_out: int
+) -> tuple[AbstractFeatures, Array, int]:
+    """Features of x, the ridge of the smaller sample, and the size of a block."""
+    features = model.sample()[0]
+    count = as_count(num_left_out, "num_left_out", features.points, "model.x")
+    if isinstance(features, LazyGram):
+        raise ValueError(
+            "Leaving out needs a factored Gram matrix: fit the model without a `solver`, or with "
+            "landmarks."
+        )
+    if features.size % count or (features.mask is not None and count > 1):
+        raise ValueError(
+            f"Blocks of {count} must divide {features.size} pairs without padding; use another "
+            f"`num_left_out`, or `cross_validate`."
+        )
+    # Where nothing is left to learn from, the prediction is 0 for any ridge.
+    ridge = jnp.where(features.count > count, features.count - count, 1) * model.regularizer
+    return features, ridge, count
 
 
 def _left_out(
@@ -277,7 +304,7 @@ def filter_loss(
     else:
         observations = as_points(observations, "observations")
         check_same_size(as_points(states, "states"), "states", observations, "observations")
-    output_fn = _Estimate(filt, decode) if kernel is None else None
+    output_fn = Estimate(filt, decode) if kernel is None else None
     run = run_filter(
         filt,
         observations,
@@ -303,7 +330,7 @@ def filter_loss(
     return sums / jnp.maximum(total, 1).astype(errors.dtype)
 
 
-class _Estimate(eqx.Module):
+class Estimate(eqx.Module):
     """The point read off a step, with the filter as a pytree: a closure would compile each time."""
 
     filt: AbstractFilter

@@ -343,11 +343,17 @@ def _positive(choose: Callable[[Any], Any] | None, treedef: Any) -> tuple[bool, 
 def _run(
     problem: _Problem, state: _State, first: Int[Array, ""], limit: Int[Array, ""], key
 ) -> tuple[_State, History]:
-    """A chunk of steps. Beyond the limit nothing changes."""
+    """A chunk of steps. Beyond the limit nothing is computed."""
 
     def step(state, number):
-        new, record = problem.step(state, number, key)
-        return jax.tree.map(lambda n, o: jnp.where(number < limit, n, o), new, state), record
+        def go_on():
+            return problem.step(state, number, key)
+
+        def stay():
+            record = jax.eval_shape(go_on)[1]
+            return state, jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), record)
+
+        return lax.cond(number < limit, go_on, stay)
 
     return lax.scan(step, state, first + jnp.arange(_CHUNK))
 

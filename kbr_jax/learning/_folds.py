@@ -1,0 +1,156 @@
+"""Held-out stretches of training sequences, as arrays of one shape."""
+
+import itertools
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._checks import size, take
+from .._typing import Array, Points
+from ..filtering import delay_embedding, transitions
+from ..rules import AbstractConditional
+from ._maps import BLOCK, Regression, fit_discriminant_map, in_blocks, predicted, regression
+
+#: Folds, steps of a stretch, steps of all stretches together, and pairs that are learned from while
+#: choosing: 2 000 pairs then take under two minutes on two cores.
+FOLDS, LENGTH, STEPS, PAIRS = 5, 40, 1000, 1000
+#: Observations of the window that regressions see.
+WINDOW = 4
+
+
+class Fold(eqx.Module):
+    """What one split learns from, and the stretches `[w, l, ...]` that it is tested on.
+
+    - `states`, `codes`, `successors`: training triples `[m, ...]`, observations as coordinates.
+    - `history`, `query_history`: the last observations, for regressions on a window.
+    - `truth`, `queries`: states and coordinates of the observations of w stretches of l steps.
+    - `redrawn`: the same observations with noise of another time at a similar state.
+    - `wrong`: for each stretch a far state whose observation is most like its first.
+    """
+
+    states: Points
+    codes: Any
+    successors: Points
+    truth: Points
+    queries: Any
+    redrawn: Any
+    wrong: Points
+    history: Any
+    query_history: Any
+
+
+Sequence = tuple[Points, Points]
+
+
+def split(states: Any, observations: Any) -> list[tuple[list[Sequence], list[Sequence]]]:
+    """For each fold the sequences to learn from, and those held out.
+
+    They are whole trajectories where there are at least `FOLDS`, and stretches of them otherwise.
+    """
+    if not isinstance(states, list):
+        states, observations = [states], [observations]
+    lengths = [size(one) for one in observations]
+    blocks = []
+    for index, length in enumerate(lengths):
+        parts = 1 if len(lengths) >= FOLDS else max(1, round(FOLDS * length / sum(lengths)))
+        cuts = np.linspace(0, length, parts + 1).astype(int).tolist()
+        blocks += [(index, a, b) for a, b in itertools.pairwise(cuts)]
+    count = min(FOLDS, len(blocks))
+
+    def part(index, start, stop):
+        rows = slice(start, stop)
+        return take(states[index], rows), take(observations[index], rows)
+
+    folds = []
+    for fold in range(count):
+        learn: list[tuple[int, int, int]] = []
+        for number, (index, start, stop) in enumerate(blocks):
+            if number % count == fold:
+                continue
+            if learn and learn[-1][0] == index and learn[-1][2] == start:
+                start = learn.pop()[1]
+            learn.append((index, start, stop))
+        folds.append(([part(*b) for b in learn], [part(*b) for b in blocks[fold::count]]))
+    return folds
+
+
+def spread(total: int, count: int) -> np.ndarray:
+    """At most `count` of `total` rows, evenly spaced, of a number that blocks divide."""
+    return np.linspace(0, total - 1, in_blocks(min(total, count))).astype(int)
+
+
+def distances(first: Any, second: Any) -> np.ndarray:
+    """Euclidean distances of rows of any shape."""
+    a, b = (np.asarray(rows).reshape(len(rows), -1) for rows in (first, second))
+    squares = (a**2).sum(1)[:, None] + (b**2).sum(1) - 2 * a @ b.T
+    return np.sqrt(np.maximum(squares, 0))
+
+
+def make_folds(states: Any, observations: Any, chosen: Regression | None) -> Fold:
+    """The folds, stacked along a leading axis.
+
+    `chosen` is the kernel and the ridge of the regression that `fit_discriminant_map` takes, or
+    None to leave the observations as they are.
+    """
+    splits = split(states, observations)
+    triples = [transitions([s for s, _ in learn], [o for _, o in learn]) for learn, _ in splits]
+    pairs = in_blocks(min(PAIRS, *(size(triple[0]) for triple in triples)))
+    held_out = [[one for one in tests if size(one[1]) > 1] for _, tests in splits]
+    length = min(LENGTH, *(max(size(one[1]) for one in tests) for tests in held_out))
+    windows = [_windows(tests, length) for tests in held_out]
+    count = max(1, min(STEPS // (length * len(splits)), *(len(w) for w in windows)))
+    folds = []
+    for (learn, _), triple, candidates in zip(splits, triples, windows, strict=True):
+        picked = [candidates[i] for i in np.linspace(0, len(candidates) - 1, count).astype(int)]
+        rows = spread(size(triple[0]), pairs)
+        folds.append(_fold(learn, rows, picked, chosen))
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *folds)
+
+
+def _windows(tests: list[Sequence], length: int) -> list[Sequence]:
+    """Stretches of one length, side by side."""
+    return [
+        take(one, slice(start, start + length))
+        for one in tests
+        for start in range(0, size(one[1]) - length + 1, length)
+    ]
+
+
+def _fold(
+    learn: list[Sequence], rows: np.ndarray, windows: list[Sequence], chosen: Regression | None
+) -> Fold:
+    sequences, seen = [s for s, _ in learn], [o for _, o in learn]
+    states, observations, successors = take(transitions(sequences, seen), rows)
+    truth, queries = jax.tree.map(lambda *leaves: jnp.stack(leaves), *windows)
+    if chosen is None:
+        codes, redrawn = observations, queries
+    else:
+        mapped = fit_discriminant_map(chosen, states, observations)
+        seen = [jax.vmap(mapped)(one) for one in seen]
+        codes, queries = jax.vmap(mapped)(observations), jax.vmap(jax.vmap(mapped))(queries)
+        redrawn = _with_other_noise(regression(chosen, states, codes), truth, queries)
+    history = query_history = None
+    if isinstance(queries, jax.Array):
+        history = transitions(sequences, delay_embedding(seen, WINDOW))[1][rows]
+        query_history = jnp.stack(delay_embedding(list(queries), WINDOW))
+    apart = distances(truth[:, 0], states)
+    unlike = distances(queries[:, 0], codes)
+    far = apart >= np.median(apart, axis=1, keepdims=True)
+    wrong = states[np.argmin(np.where(far, unlike, np.inf), axis=1)]
+    return Fold(states, codes, successors, truth, queries, redrawn, wrong, history, query_history)
+
+
+def _with_other_noise(model: AbstractConditional, truth: Points, seen: Array) -> Array:
+    """Coordinates of observations with the noise of another held-out step at a similar state.
+
+    The noise of a training pair would give that pair away.
+    """
+    flat = truth.reshape(-1, *truth.shape[2:])
+    expected, count = predicted(model, flat), len(flat)
+    noise = seen.reshape(count, -1) - expected
+    near = np.abs(np.subtract.outer(np.arange(count), np.arange(count))) < BLOCK
+    other = np.argmin(np.where(near, np.inf, distances(flat, flat)), axis=1)
+    return (expected + noise[other]).reshape(seen.shape)

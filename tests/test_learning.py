@@ -1,0 +1,279 @@
+"""Models that choose their own parameters, and what they are made of."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import kbr_jax as kbr
+from kbr_jax.filtering import RivalFilter
+from kbr_jax.kernels import Warped
+from kbr_jax.learning import DiscriminantMap, Report, _filter, _folds, _maps
+
+RNG = np.random.default_rng(0)
+
+
+def close(found, expected, tolerance=1e-10):
+    np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
+
+
+def walk(steps, seed, noise=0.1):
+    """A point on a circle and a noisy view of it, with a coordinate of pure noise."""
+    rng = np.random.default_rng(seed)
+    angle = np.cumsum(0.25 + 0.1 * rng.normal(size=steps))
+    states = np.stack([np.cos(angle), np.sin(angle)], axis=1)
+    seen = np.stack([states[:, 0] + states[:, 1], states[:, 0] ** 2], axis=1)
+    seen = np.hstack([seen + noise * rng.normal(size=seen.shape), 50 * rng.normal(size=(steps, 1))])
+    return jnp.asarray(states), jnp.asarray(seen)
+
+
+def test_warped_kernel_is_the_kernel_of_the_values():
+    x, y = jnp.asarray(RNG.normal(size=(5, 3))), jnp.asarray(RNG.normal(size=(4, 3)))
+    matrix = jnp.asarray(RNG.normal(size=(3, 2)))
+    mapped = DiscriminantMap(jnp.ones(3), matrix, counts=False)
+    kernel = Warped(kbr.Gaussian(0.7), mapped)
+    expected = kbr.gram(kbr.Gaussian(0.7), (x - 1) @ matrix, (y - 1) @ matrix)
+    close(kbr.gram(kernel, x, y), expected)
+    close(kernel(x[0], y[1]), expected[0, 1])
+    close(kernel.diagonal(x), jnp.ones(5))
+    gradient = jax.grad(lambda k: jnp.sum(kbr.gram(k, x, y)))(kernel)
+    assert bool(jnp.all(jnp.isfinite(gradient.map.matrix)))
+    with pytest.raises(ValueError, match=r"map\(x\)"):
+        kbr.gram(Warped(kbr.Delta(), mapped), x)
+
+
+def test_residuals_of_points_left_out():
+    x, y = jnp.linspace(-1, 1, 12)[:, None], jnp.asarray(RNG.normal(size=(12, 2)))
+    kernel = kbr.Gaussian(0.5)
+    model = kbr.fit_conditional(kernel, kbr.Linear(), x, y, regularizer=1e-2)
+    found = kbr.tuning.leave_out_residuals(model, y, num_left_out=3)
+    for start in range(0, 12, 3):
+        out = np.arange(start, start + 3)
+        rest = np.setdiff1d(np.arange(12), out)
+        gram = np.asarray(kbr.gram(kernel, x[rest])) + 9 * 1e-2 * np.eye(9)
+        cross = np.asarray(kbr.gram(kernel, x[out], x[rest]))
+        close(found[out], y[out] - cross @ np.linalg.solve(gram, np.asarray(y[rest])), 1e-8)
+    close(kbr.leave_out_loss(model, num_left_out=3), jnp.mean(jnp.sum(found**2, axis=1)), 1e-8)
+
+
+def test_discriminant_map_finds_the_signal():
+    """Noise that two coordinates share cancels, and a coordinate of pure noise does not count."""
+    rng = np.random.default_rng(1)
+    states = jnp.asarray(rng.uniform(-1, 1, size=(200, 1)))
+    common, own = rng.normal(size=(2, 200, 1)) * np.array([[[1.0]], [[0.01]]])
+    seen = np.hstack([np.asarray(states) + common, common + own, 100 * rng.normal(size=(200, 1))])
+    mapped = _maps.fit_discriminant_map((kbr.Gaussian(0.5), 1e-3), states, jnp.asarray(seen))
+    codes = np.asarray(jax.vmap(mapped)(jnp.asarray(seen)))
+    assert abs(np.corrcoef(codes[:, 0], np.asarray(states)[:, 0])[0, 1]) > 0.8
+    assert codes[:, 0].std() > 5 * codes[:, 1:].std(0).max()
+
+
+def test_counts_are_seen_as_square_roots():
+    counts = jnp.asarray(RNG.poisson(3, size=(100, 4)))
+    states = jnp.asarray(RNG.normal(size=(100, 1)))
+    chosen = (kbr.Gaussian(1.0), 1e-2)
+    mapped = _maps.fit_discriminant_map(chosen, states, counts)
+    roots = _maps.fit_discriminant_map(chosen, states, jnp.sqrt(counts))
+    assert mapped.counts and not roots.counts
+    close(jax.vmap(mapped)(counts), jax.vmap(roots)(jnp.sqrt(counts)), 1e-9)
+    assert not _maps.are_counts(-counts - 1)
+
+
+@pytest.mark.parametrize("lengths", [[53], [40, 25], [9, 8, 12, 10, 11, 9]])
+def test_folds_hold_each_step_out_once(lengths):
+    states = [jnp.arange(100.0 * i, 100.0 * i + n)[:, None] for i, n in enumerate(lengths)]
+    given = states if len(states) > 1 else states[0]
+    held = []
+    for learn, out in _folds.split(given, given):
+        seen = np.concatenate([np.asarray(s)[:, 0] for s, _ in learn])
+        kept = np.concatenate([np.asarray(s)[:, 0] for s, _ in out])
+        assert not set(seen) & set(kept)
+        assert len(seen) + len(kept) == sum(lengths)
+        for one, _ in learn:
+            assert np.all(np.diff(np.asarray(one)[:, 0]) == 1)
+        held.append(kept)
+    assert sorted(np.concatenate(held)) == sorted(np.concatenate(states)[:, 0])
+
+
+def test_noise_is_that_of_another_time():
+    states, seen = walk(200, 2)
+    chosen = (kbr.Gaussian(0.5), 1e-3)
+    fold = jax.tree.map(lambda leaf: leaf[0], _folds.make_folds(states, seen, chosen))
+    flat = fold.truth.reshape(-1, 2)
+    model = _maps.regression(chosen, fold.states, fold.codes)
+    expected = np.asarray(_maps.predicted(model, flat))
+    noise = np.asarray(fold.queries).reshape(len(flat), -1) - expected
+    redrawn = np.asarray(fold.redrawn).reshape(len(flat), -1) - expected
+    for row, one in enumerate(redrawn):
+        source = np.argmin(np.sum((noise - one) ** 2, axis=1))
+        close(noise[source], one, 1e-9)
+        assert abs(source - row) >= _maps.BLOCK
+
+
+def rotating(threshold=0.5):
+    """A filter whose states look alike from two sides, and a run that starts wrong."""
+    states, seen = walk(300, 3)
+    seen = seen[:, :2]
+    base = kbr.fit_filter(
+        kbr.Gaussian(0.4),
+        kbr.Gaussian(0.3),
+        states,
+        seen,
+        regularizer=1e-3,
+        posterior_regularizer=1e-5,
+        max_active=50,
+    )
+    residual = kbr.leave_out_loss(base.emission)
+    return base, RivalFilter(base, residual=residual, threshold=threshold)
+
+
+def test_evidence_for_a_rival():
+    """One step by hand: squared distances of the observation to both predictions."""
+    base, filt = rotating()
+    states, seen = walk(40, 4)
+    seen = seen[:, :2]
+    prior = kbr.embed(kbr.Gaussian(0.4), -states[:1])
+    state = kbr.init_filter(filt, prior)
+    gram = np.asarray(kbr.gram(base.emission.kernel_y, base.emission.features_y.points))
+    total, alone, other = 0.0, base.init(prior), base.init(None)
+    for step in range(3):
+        alone, first = kbr.filter_step(base, alone, seen[step])
+        other, second = kbr.filter_step(base, other, seen[step])
+        column = np.asarray(
+            kbr.gram(base.emission.kernel_y, seen[step][None], base.emission.features_y.points)
+        )[0]
+        errors = [
+            w @ gram @ w - 2 * w @ column
+            for w in (np.asarray(out.predicted) for out in (first, second))
+        ]
+        gain = (errors[0] - errors[1]) / float(filt.residual)
+        total += np.clip(gain, -0.2, 0.2) if step else 0.0
+        state, _ = kbr.filter_step(filt, state, seen[step])
+        if abs(total) < 0.5:
+            close(state.evidence, total, 1e-8)
+
+
+def test_rival_takes_over_from_a_wrong_belief_only():
+    base, filt = rotating()
+    states, seen = walk(80, 4)
+    seen = seen[:, :2]
+    alone, run = kbr.run_filter(base, seen), kbr.run_filter(filt, seen)
+    until = int(np.argmax(np.append(np.asarray(run.restarted), True)))
+    close(run.weights[:until], alone.weights[:until], 1e-10)
+    wrong = kbr.embed(kbr.Gaussian(0.4), -states[:1])
+    errors = [
+        np.linalg.norm(
+            np.asarray(kbr.state_mean(f, kbr.run_filter(f, seen, prior=wrong)) - states), axis=1
+        )
+        for f in (base, filt)
+    ]
+    assert errors[1][20:].mean() <= errors[0][20:].mean() + 1e-9
+    missing = kbr.run_filter(filt, seen, observed=jnp.zeros(80, bool))
+    assert not bool(jnp.any(missing.restarted))
+    assert kbr.predict(filt, run, 2).weights.shape == run.weights.shape
+    assert kbr.smooth(filt, run, regularizer=0.1).weights.shape == run.weights.shape
+
+
+def test_rival_needs_a_sample():
+    base, _ = rotating()
+    with pytest.raises(ValueError, match="`base` must be a `KernelBayesFilter`"):
+        RivalFilter(
+            kbr.fit_filter(
+                kbr.Gaussian(0.4),
+                kbr.Gaussian(0.3),
+                *walk(60, 5),
+                regularizer=1e-3,
+                posterior_regularizer=1e-4,
+                estimator="prior",
+            ),
+            residual=1.0,
+        )
+    with pytest.raises(ValueError, match="`threshold`"):
+        RivalFilter(base, residual=1.0, threshold=0.0)
+
+
+def test_credible_level_by_hand():
+    points = jnp.asarray([[0.0], [0.1], [3.0]])
+    belief = kbr.embed(kbr.Gaussian(0.5), points, jnp.asarray([0.5, 0.3, 0.2]))
+    density = np.asarray(kbr.gram(belief.kernel, points)) @ np.asarray(belief.weights)
+    at = np.asarray(kbr.gram(belief.kernel, jnp.asarray([[0.6]]), points))[0] @ [0.5, 0.3, 0.2]
+    expected = np.asarray([0.5, 0.3, 0.2])[density > at].sum()
+    level = kbr.embedding.credible_level
+    close(level(belief, jnp.asarray([0.6])), expected)
+    close(level(belief, jnp.asarray([100.0])), 1.0)
+    hot = level(belief, jnp.asarray([0.6]), temperature=1e6)
+    close(hot, 2 / 3, 1e-4)
+    nothing = kbr.Embedding(belief.kernel, points, jnp.zeros(3))
+    assert bool(jnp.isnan(level(nothing, jnp.asarray([1.0]))))
+    with pytest.raises(ValueError, match="one point for each of 2 beliefs"):
+        level(kbr.Embedding(belief.kernel, points, jnp.ones((2, 3))), points)
+
+
+def test_calibration_finds_the_temperature():
+    """Weights of a normal density to the power 4 need the temperature 4."""
+    rng = np.random.default_rng(6)
+    grid = jnp.linspace(-6, 6, 400)[:, None]
+    centers = rng.uniform(-2, 2, size=300)
+    truth = jnp.asarray(centers + rng.normal(size=300))[:, None]
+    squares = (grid[:, 0] - jnp.asarray(centers)[:, None]) ** 2
+    beliefs = kbr.Embedding(kbr.Gaussian(0.1), grid, jnp.exp(-0.5 * 4 * squares))
+    found = float(kbr.tuning.calibrate(beliefs, truth))
+    assert 2.5 < found < 6
+    levels = kbr.embedding.credible_level(beliefs, truth, temperature=found)
+    np.testing.assert_allclose(kbr.tuning.coverage(levels), [0.5, 0.8, 0.95], atol=0.07)
+
+
+@pytest.fixture(scope="module")
+def learned():
+    states, seen = walk(240, 7)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (("TRIALS", 3), ("REFINEMENTS", 3), ("STEPS", 2)):
+            patch.setattr(_filter, name, value)
+        patch.setattr(_filter, "THRESHOLDS", (0.5,))
+        return kbr.learn_filter(states, seen, progress=False)
+
+
+def test_learned_filter_beats_its_rivals(learned):
+    filt, report = learned
+    states, seen = walk(150, 8)
+    run = kbr.run_filter(filt, seen)
+    error = np.linalg.norm(np.asarray(kbr.state_mean(filt, run) - states), axis=1).mean()
+    own, ridge = report.errors["filter"][0], report.errors["ridge regression, one observation"][0]
+    assert own < 0.7 * ridge
+    assert error < 1.5 * own
+    assert report.recovered >= 0.8
+    for nominal, share in report.coverage.items():
+        assert abs(share - nominal) < 0.2
+
+
+def test_reports_are_read_and_drawn(learned):
+    from kbr_jax import plotting
+
+    text = str(learned[1])
+    for words in ("held-out error", "ridge regression, last 4", "back from a wrong", "truncation"):
+        assert words in text
+    assert plotting.plot_report(learned[1]).get_xlabel() == "held-out error"
+    report = Report({"a": 1.0}, {"model": (1.0, 0.1)}, float("nan"), {}, 1.0, ("A note.",))
+    assert str(report).endswith("A note.") and "back from" not in str(report)
+
+
+def test_learned_filters_are_saved(learned, tmp_path):
+    filt = learned[0]
+    kbr.save(tmp_path / "filter.kbr", filt)
+    again, seen = kbr.load(tmp_path / "filter.kbr"), walk(10, 9)[1]
+    close(kbr.run_filter(again, seen).weights, kbr.run_filter(filt, seen).weights, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda s, o: kbr.learn_filter(s, o, bandwith=1.0), "`bandwith` is not a parameter"),
+        (lambda s, o: kbr.learn_filter(s[:30], o[:30]), "at least 50 steps"),
+        (lambda s, o: kbr.learn_filter((s, s), o), "`states` must be one array"),
+        (lambda s, o: kbr.learn_filter(jnp.arange(200), o), "`states` must be real numbers"),
+        (lambda s, o: kbr.learn_filter(s, o.at[3].set(jnp.nan)), "`observations`"),
+    ],
+)
+def test_errors(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(*walk(200, 1))
