@@ -135,7 +135,7 @@ def test_evidence_for_a_rival():
     prior = kbr.embed(kbr.Gaussian(0.4), -states[:1])
     state = kbr.init_filter(filt, prior)
     gram = np.asarray(kbr.gram(base.emission.kernel_y, base.emission.features_y.points))
-    total, alone, other = 0.0, base.init(prior), base.init(None)
+    total, alone, other, compared = 0.0, base.init(prior), base.init(None), 0
     for step in range(3):
         alone, first = kbr.filter_step(base, alone, seen[step])
         other, second = kbr.filter_step(base, other, seen[step])
@@ -150,24 +150,46 @@ def test_evidence_for_a_rival():
         total += np.clip(gain, -0.2, 0.2) if step else 0.0
         state, _ = kbr.filter_step(filt, state, seen[step])
         if abs(total) < 0.5:
+            compared += step > 0
             close(state.evidence, total, 1e-8)
+    assert compared
 
 
-def test_rival_takes_over_from_a_wrong_belief_only():
+@pytest.mark.parametrize("estimator", ["pairs", "importance"])
+def test_rival_brings_a_lost_belief_back(estimator):
+    """Two rooms without a way between them: a belief in the wrong one can never leave it."""
+    rng = np.random.default_rng(11)
+    rooms = [sign * 2 + np.cumsum(0.1 * rng.normal(size=(60, 1)), axis=0) for sign in (-1, 1)]
+    states = [
+        jnp.asarray(np.clip(room, sign - 1.5, sign + 1.5))
+        for room, sign in zip(rooms, (-2, 2), strict=True)
+    ]
+    seen = [s + 0.3 * jnp.asarray(rng.normal(size=s.shape)) for s in states]
+    base = kbr.fit_filter(
+        kbr.Gaussian(0.3),
+        kbr.Gaussian(3.0),
+        states,
+        seen,
+        regularizer=1e-3,
+        posterior_regularizer=1e-4,
+        estimator=estimator,
+    )
+    filt = RivalFilter(base, residual=kbr.leave_out_loss(base.emission))
+    wrong = kbr.embed(kbr.Gaussian(0.3), jnp.asarray([[-2.0]]))
+    alone = kbr.state_mean(base, kbr.run_filter(base, seen[1][:30], prior=wrong))
+    run = kbr.run_filter(filt, seen[1][:30], prior=wrong)
+    assert np.all(np.asarray(alone)[:, 0] < 0)
+    assert bool(jnp.any(run.restarted))
+    assert np.all(np.asarray(kbr.state_mean(filt, run))[15:, 0] > 1)
+
+
+def test_rival_leaves_a_right_belief_alone():
     base, filt = rotating()
-    states, seen = walk(80, 4)
+    seen = walk(80, 4)[1]
     seen = seen[:, :2]
     alone, run = kbr.run_filter(base, seen), kbr.run_filter(filt, seen)
     until = int(np.argmax(np.append(np.asarray(run.restarted), True)))
     close(run.weights[:until], alone.weights[:until], 1e-10)
-    wrong = kbr.embed(kbr.Gaussian(0.4), -states[:1])
-    errors = [
-        np.linalg.norm(
-            np.asarray(kbr.state_mean(f, kbr.run_filter(f, seen, prior=wrong)) - states), axis=1
-        )
-        for f in (base, filt)
-    ]
-    assert errors[1][20:].mean() <= errors[0][20:].mean() + 1e-9
     missing = kbr.run_filter(filt, seen, observed=jnp.zeros(80, bool))
     assert not bool(jnp.any(missing.restarted))
     assert kbr.predict(filt, run, 2).weights.shape == run.weights.shape
@@ -176,18 +198,21 @@ def test_rival_takes_over_from_a_wrong_belief_only():
 
 def test_rival_needs_a_sample():
     base, _ = rotating()
-    with pytest.raises(ValueError, match="`base` must be a `KernelBayesFilter`"):
-        RivalFilter(
-            kbr.fit_filter(
-                kbr.Gaussian(0.4),
-                kbr.Gaussian(0.3),
-                *walk(60, 5),
-                regularizer=1e-3,
-                posterior_regularizer=1e-4,
-                estimator="prior",
-            ),
-            residual=1.0,
-        )
+    states, seen = walk(60, 5)
+    kernels = kbr.Gaussian(0.4), kbr.Gaussian(0.3)
+    ridges = {"regularizer": 1e-3, "posterior_regularizer": 1e-4}
+    prior = kbr.fit_filter(*kernels, states, seen[:, :2], **ridges, estimator="prior")
+    maps = kbr.moments.moment_maps(
+        *kernels, kbr.Landmarks(states[:9]), kbr.Landmarks(seen[:9, :2]), shift=True
+    )
+    emission = kbr.moments.collect_moments(maps, states[:-1], seen[:-1, :2], states[1:])
+    emission = kbr.moments.fit_conditional(emission, regularizer=1e-3)
+    moments = kbr.KernelBayesFilter(
+        emission, None, regularizer=1e-4, shift=True, clipping=kbr.Clipping(False, 0.0)
+    )
+    for refused in (prior, moments):
+        with pytest.raises(ValueError, match="`base` must be a `KernelBayesFilter`"):
+            RivalFilter(refused, residual=1.0)
     with pytest.raises(ValueError, match="`threshold`"):
         RivalFilter(base, residual=1.0, threshold=0.0)
 
@@ -268,6 +293,9 @@ def test_learned_filters_are_saved(learned, tmp_path):
     ("call", "message"),
     [
         (lambda s, o: kbr.learn_filter(s, o, bandwith=1.0), "`bandwith` is not a parameter"),
+        (lambda s, o: kbr.learn_filter(s, o, regularizer=-1.0), "`regularizer` must be positive"),
+        (lambda s, o: kbr.learn_filter(s, o, truncation=1.5), "`truncation` must be one number"),
+        (lambda s, o: kbr.learn_filter(s, o, estimator="prior"), "`estimator` must be one of"),
         (lambda s, o: kbr.learn_filter(s[:30], o[:30]), "at least 50 steps"),
         (lambda s, o: kbr.learn_filter((s, s), o), "`states` must be one array"),
         (lambda s, o: kbr.learn_filter(jnp.arange(200), o), "`states` must be real numbers"),

@@ -8,12 +8,12 @@ from .._checks import as_fraction, as_regularizer
 from .._numerics import AbstractFactor, matmul, safe_divide
 from .._typing import Array, ArrayLike, Bool, Float, Points
 from ..embedding import Embedding
-from ..filtering import AbstractFilter, FilterOutput, KernelBayesFilter, KernelBayesState
-from ..filtering._base import AbstractSmoother
+from ..filtering import FilterOutput, KernelBayesFilter, KernelBayesState
+from ..filtering._base import AbstractWrappedFilter
 from ..rules import Clipping
 
 
-class ResetFilter(AbstractFilter):
+class ResetFilter(AbstractWrappedFilter):
     r"""A kernel Bayes filter that can leave a wrong belief by resetting. See `reset_filter`.
 
     With w the prior weights of `base`, v the clipped weights of the observation's own embedding
@@ -43,23 +43,11 @@ class ResetFilter(AbstractFilter):
     ) -> tuple[Any, Array]:
         return self.base.encode(observations, observed, name)
 
-    def encode_controls(self, controls: Points | None, count: int) -> Any:
-        return self.base.encode_controls(controls, count)
-
     def start(self, code: Any, regularizer: Array) -> tuple[Any, Float[Array, " n"], Array]:
         return self.base.start(code, regularizer)
 
     def advance(self, weights: Any, control: Any) -> KernelBayesState:
         return self.base.advance(weights, control)
-
-    def embed(self, weights: Any) -> Embedding:
-        return self.base.embed(weights)
-
-    def mean(self, weights: Any) -> Any:
-        return self.base.mean(weights)
-
-    def smoother(self, points: Points) -> AbstractSmoother:
-        return self.base.smoother(points)
 
     def update(
         self, state: KernelBayesState, code: Any, control: Any, observed: Bool[Array, ""]

@@ -103,6 +103,24 @@ class AbstractSmoother(eqx.Module):
         """Values at the points of functions with these coordinates."""
 
 
+class AbstractWrappedFilter(AbstractFilter):
+    """A filter whose beliefs are those of another, `base`, with other steps."""
+
+    base: eqx.AbstractVar[AbstractFilter]
+
+    def encode_controls(self, controls: Points | None, count: int) -> Any:
+        return self.base.encode_controls(controls, count)
+
+    def embed(self, weights: Any) -> Embedding:
+        return self.base.embed(weights)
+
+    def mean(self, weights: Any) -> Any:
+        return self.base.mean(weights)
+
+    def smoother(self, points: Points) -> AbstractSmoother:
+        return self.base.smoother(points)
+
+
 def no_controls(controls: Points | None) -> None:
     """Raise a `ValueError` for inputs that the transition does not take."""
     if controls is not None:

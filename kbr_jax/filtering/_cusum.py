@@ -14,7 +14,7 @@ from .._typing import Array, ArrayLike, Bool, Float, Point, Points
 from ..embedding import Embedding
 from ..kernels import KernelLike, as_kernel
 from ..rules import Clipping
-from ._base import AbstractFilter, AbstractSmoother, FilterOutput
+from ._base import AbstractWrappedFilter, FilterOutput
 from ._discriminant import DiscriminantLikelihood, fit_discriminant
 from ._kernel_bayes import KernelBayesFilter, KernelBayesState
 from ._known import as_function
@@ -27,7 +27,7 @@ class CusumState(eqx.Module):
     cusum: Float[Array, ""]
 
 
-class CusumRestartFilter(AbstractFilter):
+class CusumRestartFilter(AbstractWrappedFilter):
     r"""A kernel Bayes filter that leaves a wrong belief. Fit it with `fit_cusum_restart`.
 
     Where two states look alike, a filter that follows the wrong one is not contradicted by its
@@ -72,23 +72,11 @@ class CusumRestartFilter(AbstractFilter):
         filled = fill(jax.tree.map(jnp.asarray, observations), observed, self.template)
         return (codes, self.discriminant.project(jax.vmap(self.features)(filled))), observed
 
-    def encode_controls(self, controls: Points | None, count: int) -> Any:
-        return self.base.encode_controls(controls, count)
-
     def start(self, code: Any, regularizer: Array) -> tuple[Any, Float[Array, " n"], Array]:
         return self.base.start(code[0], regularizer)
 
     def advance(self, weights: Any, control: Any) -> CusumState:
         return self._fresh(self.base.advance(weights, control))
-
-    def embed(self, weights: Any) -> Embedding:
-        return self.base.embed(weights)
-
-    def mean(self, weights: Any) -> Any:
-        return self.base.mean(weights)
-
-    def smoother(self, points: Points) -> AbstractSmoother:
-        return self.base.smoother(points)
 
     def update(
         self, state: CusumState, code: Any, control: Any, observed: Bool[Array, ""]

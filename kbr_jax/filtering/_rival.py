@@ -11,7 +11,8 @@ from .._numerics import matmul
 from .._typing import Array, ArrayLike, Bool, Float, Points
 from ..embedding import Embedding
 from ..features import AbstractGram
-from ._base import AbstractFilter, AbstractSmoother, FilterOutput
+from ..rules import ConditionalEmbedding
+from ._base import AbstractWrappedFilter, FilterOutput
 from ._kernel_bayes import KernelBayesFilter
 
 
@@ -23,7 +24,7 @@ class RivalState(eqx.Module):
     age: Float[Array, ""]
 
 
-class RivalFilter(AbstractFilter):
+class RivalFilter(AbstractWrappedFilter):
     r"""Run a second belief that starts afresh again and again, and change to it.
 
     With $\hat\mu_t$ the embedding of the observation that the belief predicts, and $\hat\mu'_t$
@@ -48,8 +49,7 @@ class RivalFilter(AbstractFilter):
       on a sample.
     - `residual`: $\tau^2$, the mean squared distance of an observation to its prediction from the
       true state, `leave_out_loss(base.emission)`.
-    - `threshold`: in these units. `lifetime`: in steps. On a rat's spikes, one fold, a wrong start
-      lasts 57 steps alone, 12 steps at lifetime 10 and 22 at 20, for thresholds from .2 to 1.
+    - `threshold`: in these units. `lifetime`: in steps.
 
     Cost of a step: twice that of `base`, plus O(n^2). **Raises:** `ValueError` for another base,
     and for values that are not positive.
@@ -68,9 +68,8 @@ class RivalFilter(AbstractFilter):
         threshold: ArrayLike = 0.5,
         lifetime: ArrayLike = 10.0,
     ):
-        emission: Any = base.emission
-        features = getattr(emission, "features_y", None)
-        if base.estimator == "prior" or not hasattr(features, "matrix"):
+        learned = isinstance(base, KernelBayesFilter) and base.estimator != "prior"
+        if not (learned and isinstance(base.emission, ConditionalEmbedding)):
             raise ValueError(
                 "`base` must be a `KernelBayesFilter` of the estimator 'pairs' or 'importance', "
                 "with a learned emission on a sample."
@@ -92,23 +91,11 @@ class RivalFilter(AbstractFilter):
     ) -> tuple[Any, Array]:
         return self.base.encode(observations, observed, name)
 
-    def encode_controls(self, controls: Points | None, count: int) -> Any:
-        return self.base.encode_controls(controls, count)
-
     def start(self, code: Any, regularizer: Array) -> tuple[Any, Float[Array, " n"], Array]:
         return self.base.start(code, regularizer)
 
     def advance(self, weights: Any, control: Any) -> RivalState:
         return self._with_rival(self.base.advance(weights, control))
-
-    def embed(self, weights: Any) -> Embedding:
-        return self.base.embed(weights)
-
-    def mean(self, weights: Any) -> Any:
-        return self.base.mean(weights)
-
-    def smoother(self, points: Points) -> AbstractSmoother:
-        return self.base.smoother(points)
 
     def update(
         self, state: RivalState, code: Any, control: Any, observed: Bool[Array, ""]

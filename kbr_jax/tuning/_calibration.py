@@ -38,7 +38,11 @@ def calibrate(beliefs: Embedding, points: Points) -> Float[Array, ""]:
 
 
 def coverage(levels: Float[Array, " b"]) -> Float[Array, " u"]:
-    """Shares of `credible_level`s inside the regions of 50, 80 and 95 %, leaving NaN out."""
+    """Shares of `credible_level`s inside the regions of 50, 80 and 95 %, leaving NaN out.
+
+    **Arguments:** `levels` `[b]`, in [0, 1] or NaN. **Returns:** `[3]`; zeros where all are NaN.
+    Cost O(b).
+    """
     known = ~jnp.isnan(levels)
     inside = levels[:, None] <= jnp.asarray(LEVELS)
     return jnp.sum(inside & known[:, None], axis=0) / jnp.maximum(jnp.sum(known), 1)
