@@ -39,7 +39,8 @@ def regression(
 
 
 def left_out(data: tuple[jax.Array, jax.Array], p: dict[str, Any]) -> jax.Array:
-    return kbr.leave_out_loss(regression(p, *data))
+    fitted = regression(p, *data)
+    return kbr.leave_out_loss(fitted, kernel=fitted.kernel_y)
 
 
 @jax.jit

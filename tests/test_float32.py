@@ -517,7 +517,7 @@ def test_losses_and_their_gradients():
         return {
             "regression": kbr.regression_loss(model, U, U, kernel=KERNEL),
             "leave one out": kbr.leave_out_loss(model, kernel=KERNEL),
-            "leave one out, landmarks": kbr.leave_out_loss(low),
+            "leave one out, landmarks": kbr.leave_out_loss(low, kernel=kernel),
             "marginal": kbr.tuning.marginal_loss(
                 model, U, U, regularizer=p["delta"], kernel=KERNEL
             ),

@@ -588,3 +588,56 @@ def test_median_heuristic_subsample():
     close(kbr.median_heuristic(x, max_points=40), exact)
     with pytest.raises(ValueError, match="key"):
         kbr.median_heuristic(x, max_points=10)
+
+
+def test_default_kernels_follow_the_points():
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=(60, 2)) * np.array([1.0, 200.0]))
+    kernel = kbr.kernels.default_kernel(x)
+    scale = np.asarray(x).std(0)
+    rows = np.asarray(x) / scale
+    apart = np.linalg.norm(rows[:, None] - rows, axis=2)[np.triu_indices(60, 1)]
+    np.testing.assert_allclose(kernel.bandwidth, np.median(apart) * scale, rtol=1e-10)
+    np.testing.assert_allclose(
+        kbr.gram(None, x), kbr.gram(kbr.kernels.default_kernel(100 * x), 100 * x), rtol=1e-9
+    )
+    labels = jnp.arange(60) % 3
+    assert isinstance(kbr.embed(None, labels).kernel, kbr.Delta)
+    both = kbr.embed(None, (x, labels)).kernel
+    assert isinstance(both, kbr.TensorProduct) and isinstance(both.kernels[0], kbr.Gaussian)
+    assert bool(jnp.all(jnp.isfinite(kbr.gram(None, jnp.zeros((5, 2))))))
+    gradient = jax.grad(lambda x: jnp.sum(kbr.gram(None, x)))(jnp.zeros((5, 2)))
+    assert bool(jnp.all(jnp.isfinite(gradient)))
+    with pytest.raises(ValueError, match="no default kernel"):
+        kbr.embed(None, {"a": x})
+
+
+@pytest.mark.parametrize("sample", [60, 3000])
+@pytest.mark.parametrize(
+    ("scale", "words"),
+    [(1000.0, "unlike: the bandwidth is too small"), (1e-5, "equal: the bandwidth is too large")],
+)
+def test_a_kernel_of_the_wrong_scale_is_named(sample, scale, words):
+    rng = np.random.default_rng(1)
+    x = jnp.asarray(rng.normal(size=(sample, 3))) * scale
+    with pytest.warns(UserWarning, match=words):
+        kbr.fit_conditional(kbr.Gaussian(1.0), None, x, x, regularizer=1e-3, landmarks_x=10)
+    if sample > 100:
+        return
+    key, shifted = jax.random.key(0), x + scale
+    with pytest.warns(UserWarning, match=words):
+        kbr.hypotheses.two_sample_test(kbr.Gaussian(1.0), x, shifted, key=key)
+    with pytest.warns(UserWarning, match=words):
+        kbr.hypotheses.independence_test(kbr.Gaussian(1.0), None, x, x, key=key)
+    found = kbr.hypotheses.two_sample_test(None, x, shifted, key=key)
+    assert float(found.p_value) < 0.01
+
+
+def test_coordinates_on_other_scales_are_named():
+    x = jnp.asarray(np.random.default_rng(2).normal(size=(50, 2)) * np.array([1.0, 300.0]))
+    for kernel in (kbr.Gaussian(200.0), kbr.TensorProduct((kbr.Gaussian(200.0), kbr.Linear()))):
+        points = x if isinstance(kernel, kbr.Gaussian) else (x, x)
+        with pytest.warns(UserWarning, match="coordinate 1 of the points varies .* times"):
+            kbr.fit_conditional(kernel, None, points, x, regularizer=1e-3)
+    kbr.fit_conditional(None, None, x, x, regularizer=1e-3)
+    jax.jit(lambda x: kbr.fit_conditional(kbr.Gaussian(1e-9), None, x, x, regularizer=1e-3))(x)

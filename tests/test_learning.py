@@ -53,7 +53,11 @@ def test_residuals_of_points_left_out():
         gram = np.asarray(kbr.gram(kernel, x[rest])) + 9 * 1e-2 * np.eye(9)
         cross = np.asarray(kbr.gram(kernel, x[out], x[rest]))
         close(found[out], y[out] - cross @ np.linalg.solve(gram, np.asarray(y[rest])), 1e-8)
-    close(kbr.leave_out_loss(model, num_left_out=3), jnp.mean(jnp.sum(found**2, axis=1)), 1e-8)
+    close(
+        kbr.leave_out_loss(model, num_left_out=3, kernel=kbr.Linear()),
+        jnp.mean(jnp.sum(found**2, axis=1)),
+        1e-8,
+    )
 
 
 def test_discriminant_map_finds_the_signal():
@@ -123,7 +127,7 @@ def rotating(threshold=0.5):
         posterior_regularizer=1e-5,
         max_active=50,
     )
-    residual = kbr.leave_out_loss(base.emission)
+    residual = kbr.leave_out_loss(base.emission, kernel=base.emission.kernel_y)
     return base, RivalFilter(base, residual=residual, threshold=threshold)
 
 
@@ -174,7 +178,9 @@ def test_rival_brings_a_lost_belief_back(estimator):
         posterior_regularizer=1e-4,
         estimator=estimator,
     )
-    filt = RivalFilter(base, residual=kbr.leave_out_loss(base.emission))
+    filt = RivalFilter(
+        base, residual=kbr.leave_out_loss(base.emission, kernel=base.emission.kernel_y)
+    )
     wrong = kbr.embed(kbr.Gaussian(0.3), jnp.asarray([[-2.0]]))
     alone = kbr.state_mean(base, kbr.run_filter(base, seen[1][:30], prior=wrong))
     run = kbr.run_filter(filt, seen[1][:30], prior=wrong)

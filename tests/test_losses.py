@@ -71,11 +71,12 @@ def distances(kernel, weights, points, targets):
     return np.diag(gram(kernel, targets, targets)) - 2 * cross + own
 
 
-@pytest.mark.parametrize("kernel", [None, REFERENCE, kbr.Linear()])
+@pytest.mark.parametrize("kernel", ["own", REFERENCE, kbr.Linear()])
 def test_regression_loss(kernel):
     fitted = model()
+    kernel = fitted.kernel_y if kernel == "own" else kernel
     weights = np.asarray(kbr.condition(fitted, jnp.asarray(HELD_X)).weights)
-    expected = distances(kernel or fitted.kernel_y, weights, Y, HELD_Y).mean()
+    expected = distances(kernel, weights, Y, HELD_Y).mean()
     close(
         kbr.regression_loss(fitted, jnp.asarray(HELD_X), jnp.asarray(HELD_Y), kernel=kernel),
         expected,
@@ -103,7 +104,8 @@ def refitted(block, landmarks, kernel):
         out = np.arange(start, start + block)
         rest = np.setdiff1d(np.arange(N), out)
         part = model(x=X[rest], y=Y[rest], landmarks=landmarks)
-        if landmarks is None or kernel is not None:
+        if landmarks is None or kernel != "own":
+            kernel = part.kernel_y if kernel == "own" else kernel
             total += block * float(
                 kbr.regression_loss(part, jnp.asarray(X[out]), jnp.asarray(Y[out]), kernel=kernel)
             )
@@ -119,8 +121,8 @@ def refitted(block, landmarks, kernel):
 @pytest.mark.parametrize(
     ("block", "landmarks", "kernel"),
     [
-        (1, None, None),
-        (1, LANDMARKS, None),
+        (1, None, "own"),
+        (1, LANDMARKS, "own"),
         (4, None, kbr.Linear()),
         (4, LANDMARKS, kbr.Linear()),
         (1, LANDMARKS, REFERENCE),
@@ -128,10 +130,43 @@ def refitted(block, landmarks, kernel):
     ],
 )
 def test_leaving_out_equals_refitting(block, landmarks, kernel):
+    fitted = model(landmarks=landmarks)
     close(
-        kbr.leave_out_loss(model(landmarks=landmarks), num_left_out=block, kernel=kernel),
+        kbr.leave_out_loss(
+            fitted, num_left_out=block, kernel=fitted.kernel_y if kernel == "own" else kernel
+        ),
         refitted(block, landmarks, kernel),
     )
+
+
+def test_the_default_loss_is_the_energy_score():
+    """By the formula with distances, for weights that sum to 1, and in units of each coordinate."""
+    scale = np.array([1.0, 50.0])
+    weights = np.array([0.5, 0.7, -0.2])
+    points, target = Y[:3] * scale, Y[3] * scale
+    kernel = kbr.kernels.Energy(scale=jnp.asarray(scale))
+    embedding = kbr.embed(kernel, jnp.asarray(points), jnp.asarray(weights))
+    found = kbr.embedding.squared_mmd(embedding, kbr.embed(kernel, jnp.asarray(target)[None]))
+    apart = np.linalg.norm((points - target) / scale, axis=1)
+    between = np.linalg.norm((points[:, None] - points) / scale, axis=2)
+    close(found, weights @ apart - weights @ between @ weights / 2)
+    units = kbr.kernels.coordinate_scale(jnp.asarray(Y * scale))
+    close(units, (Y * scale).std(0))
+    fitted = model()
+    energy = kbr.kernels.Energy(Y.mean(0), kbr.kernels.coordinate_scale(jnp.asarray(Y)))
+    close(kbr.leave_out_loss(fitted), kbr.leave_out_loss(fitted, kernel=energy))
+
+
+def test_a_bandwidth_of_y_does_not_change_the_default_loss():
+    """In the model's own kernel the widest bandwidth of y wins."""
+    fits = [
+        kbr.fit_conditional(kbr.Gaussian(0.9), kbr.Gaussian(h), X, Y, regularizer=0.05)
+        for h in (0.3, 30.0)
+    ]
+    narrow, wide = (kbr.leave_out_loss(one, kernel=one.kernel_y) for one in fits)
+    assert float(wide) < 0.2 * float(narrow)
+    close(*(kbr.leave_out_loss(one) for one in fits))
+    close(*(kbr.regression_loss(one, jnp.asarray(HELD_X), jnp.asarray(HELD_Y)) for one in fits))
 
 
 @pytest.mark.parametrize(("landmarks", "kernel"), [(None, None), (LANDMARKS, REFERENCE)])
@@ -173,7 +208,7 @@ def test_pairs_of_moments_cannot_be_left_out():
 
 
 def test_a_single_pair_left_out_leaves_nothing():
-    close(kbr.leave_out_loss(model(x=X[:1], y=Y[:1])), 1)
+    close(kbr.leave_out_loss(model(x=X[:1], y=Y[:1]), kernel=kbr.Gaussian(0.8)), 1)
 
 
 @pytest.mark.parametrize("estimator", ["pairs", "importance"])
@@ -312,8 +347,9 @@ LOSSES = {
     "regression, landmarks": functools.partial(regression, landmarks=LANDMARKS),
     "leave one out": lambda p, **data: kbr.leave_out_loss(model(p, **data), kernel=REFERENCE),
     "leave four out, landmarks": lambda p: kbr.leave_out_loss(
-        model(p, landmarks=LANDMARKS), num_left_out=4
+        fitted := model(p, landmarks=LANDMARKS), num_left_out=4, kernel=fitted.kernel_y
     ),
+    "leave one out, energy": lambda p, **data: kbr.leave_out_loss(model(p, **data)),
     "leave four out, landmarks, kernel": lambda p: kbr.leave_out_loss(
         model(p, landmarks=LANDMARKS), num_left_out=4, kernel=REFERENCE
     ),

@@ -15,7 +15,7 @@ from .._checks import as_count, as_non_negative, as_positive
 from .._numerics import matmul, safe_sqrt
 from .._typing import Array, ArrayLike, Float
 from ..embedding import Embedding, inner
-from ..kernels import AbstractKernel, KernelLike, as_kernel
+from ..kernels import AbstractKernel, KernelLike, as_kernel, default_kernel
 from ._sets import SampleSequence, combine, embedding_gram, sampling_noise
 
 
@@ -84,6 +84,8 @@ def fit_dynamics(
     **Raises:** `ValueError` for fewer than two sets, a negative regularizer, step weights or times
     of a wrong length or order.
     """
+    if kernel is None and sets is not None:
+        kernel = default_kernel(jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), sets.points))
     kernel = as_kernel(kernel)
     if gram is None:
         if sets is None:

@@ -11,7 +11,7 @@ import numpy as np
 from .._checks import as_batch, as_points, as_weights, check_alike, check_finite, is_concrete, size
 from .._numerics import HIGHEST, matmul, safe_sqrt
 from .._typing import Array, ArrayLike, Float, Point, PointFunction, Points, with_numbers
-from ..kernels import AbstractKernel, KernelLike, as_kernel
+from ..kernels import AbstractKernel, KernelLike, kernel_for
 
 
 class Embedding(eqx.Module):
@@ -45,7 +45,7 @@ def embed(kernel: KernelLike, points: Points, weights: ArrayLike | None = None) 
 
     **Arguments:**
 
-    - `kernel`: a kernel, or any callable of two points.
+    - `kernel`: a kernel, any callable of two points, or None (`default_kernel`).
     - `points`: sample `[n, ...]`: an array, or a pytree of arrays with a common leading axis.
     - `weights`: `[n]` or `[..., n]`, of any sign.
 
@@ -59,8 +59,8 @@ def embed(kernel: KernelLike, points: Points, weights: ArrayLike | None = None) 
     >>> print(f"{kbr.mean(mu):.2f} {kbr.std(mu):.2f} {kbr.evaluate(mu, 2.0):.2f}")
     2.00 1.41 0.50
     """
-    kernel = as_kernel(kernel)
     points = check_finite(as_points(points, "points"), "points")
+    kernel = kernel_for(kernel, points)
     kernel.check(points, "points")
     dtype = jax.eval_shape(kernel.diagonal, points).dtype
     return Embedding(kernel, points, as_weights(weights, size(points), "weights", dtype))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from .._checks import as_points, as_weights, check_finite, check_same_size, size
 from .._numerics import matmul
 from .._typing import Array, ArrayLike, Float, PointFunction, Points
-from ..kernels import AbstractKernel, KernelLike, as_kernel
+from ..kernels import AbstractKernel, KernelLike, kernel_for
 from ._embedding import Embedding
 
 
@@ -67,8 +67,8 @@ def embed_joint(
     **Raises:** `ValueError` for samples of different sizes, empty or non-finite samples, wrong
     dtypes or weights.
     """
-    kernel_x, kernel_y = as_kernel(kernel_x), as_kernel(kernel_y)
     x, y = check_finite(as_points(x, "x"), "x"), check_finite(as_points(y, "y"), "y")
+    kernel_x, kernel_y = kernel_for(kernel_x, x), kernel_for(kernel_y, y)
     check_same_size(x, "x", y, "y")
     kernel_x.check(x, "x")
     kernel_y.check(y, "y")

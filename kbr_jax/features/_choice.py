@@ -5,7 +5,7 @@ from typing import TypeAlias
 import numpy as np
 
 from .._typing import Array, Bool, Points
-from ..kernels import KernelLike, as_kernel
+from ..kernels import KernelLike, kernel_for
 from ._features import AbstractFeatures, dense_gram
 from ._fourier import RandomFourier, fourier_features
 from ._landmarks import Landmarks, landmark_features
@@ -23,7 +23,7 @@ def fit_features(
     mask: Bool[Array, " n"] | None = None,
 ) -> AbstractFeatures:
     """Fit exact features for None, greedy landmarks for a rank, else the given features."""
-    kernel = as_kernel(kernel)
+    kernel = kernel_for(kernel, points)
     if landmarks is None:
         return dense_gram(kernel, points, mask)
     if isinstance(landmarks, RandomFourier):

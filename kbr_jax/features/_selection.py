@@ -19,7 +19,7 @@ from jax import lax
 from .._checks import as_count, as_fraction, as_points, check_finite, size, take
 from .._numerics import matmul
 from .._typing import Array, Bool, Float, Int, Points, PRNGKeyArray, with_numbers
-from ..kernels import KernelLike, as_kernel
+from ..kernels import KernelLike, kernel_for
 from ._landmarks import Landmarks
 from ._pivots import choose_pivots, draw_indices, rejection_pivots
 
@@ -116,8 +116,8 @@ def incomplete_cholesky(
 
 
 def _checked(kernel: KernelLike, x: Points, rank: int, tolerance: float | None):
-    kernel = as_kernel(kernel)
     x = check_finite(as_points(x, "x"), "x")
+    kernel = kernel_for(kernel, x)
     kernel.check(x, "x")
     rank = as_count(rank, "rank")
     dtype = jax.eval_shape(kernel.diagonal, x).dtype

@@ -12,7 +12,7 @@ from .._checks import as_fraction, as_positive, as_regularizer, check_same_size,
 from .._numerics import AbstractFactor
 from .._typing import Array, ArrayLike, Bool, Float, Point, Points
 from ..embedding import Embedding
-from ..kernels import KernelLike, as_kernel
+from ..kernels import AbstractKernel, KernelLike, as_kernel
 from ..rules import Clipping
 from ._base import AbstractWrappedFilter, FilterOutput
 from ._discriminant import DiscriminantLikelihood, fit_discriminant
@@ -129,7 +129,7 @@ def alternative(
 
 
 def _near(
-    kernel: KernelLike, estimate: Point, points: Points, exclusion: Array
+    kernel: AbstractKernel, estimate: Point, points: Points, exclusion: Array
 ) -> Bool[Array, " m"]:
     point = jax.tree.map(lambda leaf: leaf[None], estimate)
     column = kernel.gram(point, points)[0]

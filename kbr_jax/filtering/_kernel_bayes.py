@@ -11,7 +11,7 @@ from .._numerics import matmul, safe_divide
 from .._typing import Array, ArrayLike, Bool, Float, Points
 from ..embedding import Embedding, mean
 from ..features import FeatureChoice
-from ..kernels import KernelLike, as_kernel
+from ..kernels import KernelLike, kernel_for
 from ..rules import (
     AbstractConditional,
     AbstractEmission,
@@ -287,10 +287,11 @@ def fit_filter(
     >>> run.weights.shape, kbr.state_mean(filt, run).shape
     ((5, 100), (5, 2))
     """
-    kernel_states, kernel_observations = as_kernel(kernel_states), as_kernel(kernel_observations)
     states, observations, successors, mask = as_transitions(
         states, observations, successors, 0, mask
     )
+    kernel_states = kernel_for(kernel_states, states)
+    kernel_observations = kernel_for(kernel_observations, observations)
     kernel_states.check(states, "states")
     kernel_observations.check(observations, "observations")
     emission = fit_conditional(

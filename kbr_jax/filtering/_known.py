@@ -24,7 +24,7 @@ from .._checks import (
 from .._numerics import AbstractFactor, matmul
 from .._typing import Array, ArrayLike, Float, Int, Points, PRNGKeyArray
 from ..features import AbstractFeatures, FeatureChoice, LandmarkFeatures, fit_features
-from ..kernels import Gaussian, KernelLike, as_kernel
+from ..kernels import Gaussian, KernelLike, kernel_for
 from ..rules import AbstractEmission, AbstractSampleEmission, ConditionalEmbedding
 from ._base import AbstractSmoother, no_controls
 from ._transitions import AbstractTransition
@@ -303,7 +303,8 @@ def known_likelihood(
 
     **Raises:** `ValueError` as `fit_conditional`.
     """
-    kernel, states = as_kernel(kernel), as_points(states, "states")
+    states = as_points(states, "states")
+    kernel = kernel_for(kernel, states)
     mask = None if mask is None else as_mask(mask, size(states), "mask")
     states = check_finite(without_padding(states, mask), "states")
     kernel.check(states, "states")

@@ -48,7 +48,8 @@ class RivalFilter(AbstractWrappedFilter):
     - `base`: a `KernelBayesFilter` of the estimator "pairs" or "importance" with a learned emission
       on a sample.
     - `residual`: $\tau^2$, the mean squared distance of an observation to its prediction from the
-      true state, `leave_out_loss(base.emission)`.
+      true state, `leave_out_loss(emission, kernel=emission.kernel_y)` with
+      `emission = base.emission`.
     - `threshold`: in these units. `lifetime`: in steps.
 
     Cost of a step: twice that of `base`, plus O(n^2). **Raises:** `ValueError` for another base,

@@ -10,7 +10,7 @@ from .._numerics import AbstractFactor, matmul
 from .._typing import Array, ArrayLike, Bool, Float, Points
 from ..embedding import Embedding, mean, normalized
 from ..features import AbstractFeatureMap, AbstractFeatures, DenseGram, FeatureChoice, fit_features
-from ..kernels import AbstractKernel, DirectSum, KernelLike, as_kernel
+from ..kernels import AbstractKernel, DirectSum, KernelLike, kernel_for
 from ..rules import (
     ConditionalEmbedding,
     centered_weights,
@@ -176,9 +176,10 @@ def fit_conditional_embedding_filter(
     check_centered(estimator)
     if (landmarks_states is None) != (landmarks_observations is None):
         raise ValueError("Give landmarks for both states and observations, or for neither.")
-    kernel_states, kernel_observations = as_kernel(kernel_states), as_kernel(kernel_observations)
     data = as_transitions(states, observations, successors, 1, mask)
     states, observations, successors, mask = data
+    kernel_states = kernel_for(kernel_states, states)
+    kernel_observations = kernel_for(kernel_observations, observations)
     kernel_states.check(states, "states")
     kernel_observations.check(observations, "observations")
     first = fit_features(kernel_states, states, landmarks_states, mask)

@@ -12,7 +12,7 @@ from .._numerics import matmul, psd_factor
 from .._typing import Array, ArrayLike, Float, Points, PRNGKeyArray
 from ..embedding import embed_joint
 from ..features import FeatureChoice, fit_features
-from ..kernels import AbstractKernel, KernelLike, as_kernel
+from ..kernels import AbstractKernel, KernelLike, kernel_for, warn_of_scale
 from ._results import TestResult, centered, from_null, of_residuals, relevant, simulate
 
 #: Of the columns of a Gram matrix, of which only the lower triangle is permuted.
@@ -48,6 +48,8 @@ def independence_test(
     if size(joint.x) < 2:
         raise ValueError("An independence test needs at least 2 pairs.")
     kernels = joint.kernel_x, joint.kernel_y
+    warn_of_scale(kernels[0], joint.x, "x")
+    warn_of_scale(kernels[1], joint.y, "y")
     draws = as_count(num_permutations, "num_permutations")
     if landmarks is None:
         return from_null(*_exact(kernels, joint.x, joint.y, key, draws))
@@ -153,19 +155,24 @@ def conditional_independence_test(
     **Raises:** `ValueError` for unpaired samples, fewer than 4 triples, or a regularizer that is
     not positive.
     """
-    kernels = tuple(map(as_kernel, (kernel_x, kernel_y, kernel_z)))
-    samples = []
-    for kernel, points, name in zip(kernels, (x, y, z), ("x", "y", "z"), strict=True):
+    samples, kernels = [], []
+    given = zip((kernel_x, kernel_y, kernel_z), (x, y, z), ("x", "y", "z"), strict=True)
+    for kernel, points, name in given:
         points = check_finite(as_points(points, name), name)
+        kernel = kernel_for(kernel, points)
         kernel.check(points, name)
+        warn_of_scale(kernel, points, name)
         samples.append(points)
+        kernels.append(kernel)
     check_same_size(samples[1], "y", samples[0], "x")
     check_same_size(samples[2], "z", samples[0], "x")
     if size(samples[0]) < 4:
         raise ValueError("A conditional independence test needs at least 4 triples.")
     dtype = jax.eval_shape(kernels[0].diagonal, samples[0]).dtype
     ridge = as_regularizer(regularizer, "regularizer", dtype)
-    return from_null(*_run(kernels, tuple(samples), ridge, key, as_count(num_draws, "num_draws")))
+    return from_null(
+        *_run(tuple(kernels), tuple(samples), ridge, key, as_count(num_draws, "num_draws"))
+    )
 
 
 @eqx.filter_jit

@@ -14,26 +14,29 @@ from jax.scipy.stats import norm
 from .._checks import as_count, as_points, check_alike, check_finite, check_same_size, size
 from .._numerics import matmul, safe_sqrt
 from .._typing import Array, Float, Points, PRNGKeyArray
-from ..kernels import AbstractKernel, KernelLike, as_kernel
+from ..kernels import AbstractKernel, KernelLike, kernel_for, warn_of_scale
 from ._results import TestResult, centered, from_null, relevant, rounding, simulate
 
 
 def _checked(
     kernels: Any, x: Points, y: Points
 ) -> tuple[tuple[AbstractKernel, ...], Points, Points]:
+    x, y = check_finite(as_points(x, "x"), "x"), check_finite(as_points(y, "y"), "y")
+    check_alike(y, "y", x, "x")
+    pooled = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), x, y)
     kernels = tuple(
-        as_kernel(kernel)
+        kernel_for(kernel, pooled)
         for kernel in (kernels if isinstance(kernels, (list, tuple)) else [kernels])
     )
     if not kernels:
         raise ValueError("`kernel` is an empty list; give at least one kernel.")
-    x, y = check_finite(as_points(x, "x"), "x"), check_finite(as_points(y, "y"), "y")
-    check_alike(y, "y", x, "x")
     for kernel in kernels:
         kernel.check(x, "x")
         kernel.check(y, "y")
     if min(size(x), size(y)) < 2:
         raise ValueError("A two-sample test needs at least 2 points in each sample.")
+    if len(kernels) == 1:
+        warn_of_scale(kernels[0], pooled, "x and y")
     return kernels, x, y
 
 

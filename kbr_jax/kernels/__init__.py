@@ -8,10 +8,24 @@ from ._base import (
     Scaled,
     Sum,
     as_kernel,
+)
+from ._defaults import (
+    coordinate_scale,
+    default_kernel,
     diagonal,
     gram,
+    kernel_for,
+    warn_of_scale,
 )
-from ._families import ChiSquared, Delta, HistogramIntersection, Linear, Polynomial, Precomputed
+from ._families import (
+    ChiSquared,
+    Delta,
+    Energy,
+    HistogramIntersection,
+    Linear,
+    Polynomial,
+    Precomputed,
+)
 from ._gram import gram_matvec, median_heuristic
 from ._parts import DirectSum, TensorProduct, Warped
 from ._stationary import (
@@ -33,6 +47,7 @@ __all__ = [
     "ChiSquared",
     "Delta",
     "DirectSum",
+    "Energy",
     "FunctionKernel",
     "Gaussian",
     "HistogramIntersection",
@@ -50,6 +65,8 @@ __all__ = [
     "Sum",
     "TensorProduct",
     "Warped",
+    "coordinate_scale",
+    "default_kernel",
     "diagonal",
     "gram",
     "gram_matvec",

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._checks import as_float, as_points, as_positive, check_alike, is_concrete
+from .._checks import as_float, as_positive, is_concrete
 from .._typing import Array, ArrayLike, Float, Point, Points, with_numbers
 
 
@@ -96,8 +96,9 @@ class AbstractKernel(eqx.Module):
         return Scaled(self, other)
 
 
-#: What a kernel argument may be: a kernel, or a function of two single points.
-KernelLike = AbstractKernel | Callable[[Any, Any], Any]
+#: What a kernel argument may be: a kernel, a function of two single points, or None for the default
+#: of the points (`default_kernel`).
+KernelLike = AbstractKernel | Callable[[Any, Any], Any] | None
 
 
 class AbstractPair(AbstractKernel):
@@ -212,36 +213,3 @@ def as_kernel(kernel: Any) -> AbstractKernel:
     raise ValueError(
         f"A kernel must be a kbr_jax kernel or a callable k(x, y) of two points, got {kernel!r}."
     )
-
-
-def gram(kernel: KernelLike, x: Points, y: Points | None = None) -> Float[Array, "n m"]:
-    """Gram matrix `[k(x_i, y_j)]_ij` of two samples, or of one with itself.
-
-    **Arguments:**
-
-    - `kernel`: a kernel, or any callable of two single points that returns one number.
-    - `x`: sample with n points along its leading axis.
-    - `y`: sample with m points; `x` itself if None.
-
-    **Returns:** array `[n, m]`. Cost O(n m d) for points of d coordinates.
-
-    **Raises:** `ValueError` if a sample is empty, the points differ in shape, or the dtype is not
-    of the kernel's domain.
-    """
-    kernel = as_kernel(kernel)
-    x = as_points(x, "x")
-    kernel.check(x, "x")
-    if y is None:
-        return kernel.gram(x, x)
-    y = as_points(y, "y")
-    check_alike(y, "y", x, "x")
-    kernel.check(y, "y")
-    return kernel.gram(x, y)
-
-
-def diagonal(kernel: KernelLike, x: Points) -> Float[Array, " n"]:
-    """Diagonal `[k(x_i, x_i)]_i` of a Gram matrix, `[n]`, in O(n d). Raises as `gram` does."""
-    kernel = as_kernel(kernel)
-    x = as_points(x, "x")
-    kernel.check(x, "x")
-    return kernel.diagonal(x)

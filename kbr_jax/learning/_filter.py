@@ -82,7 +82,8 @@ class _Setting(eqx.Module):
         )
         if self.threshold is None:
             return base
-        residual = leave_out_loss(base.emission)  # pyright: ignore[reportArgumentType]
+        emission: Any = base.emission
+        residual = leave_out_loss(emission, kernel=emission.kernel_y)
         return RivalFilter(base, residual=residual, threshold=self.threshold)
 
 

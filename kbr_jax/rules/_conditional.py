@@ -29,7 +29,7 @@ from ..features import (
     fit_features,
     lazy_gram,
 )
-from ..kernels import KernelLike, TensorProduct, as_kernel
+from ..kernels import KernelLike, TensorProduct, kernel_for, warn_of_scale
 from ._model import (
     AbstractConditional,
     AbstractEmission,
@@ -201,7 +201,8 @@ def fit_conditional(
 
     **Arguments:**
 
-    - `kernel_x`, `kernel_y`: kernels of the two variables, or callables of two points.
+    - `kernel_x`, `kernel_y`: kernels of the two variables, callables of two points, or None
+      (`default_kernel`).
     - `x`, `y`: samples `[n, ...]` of pairs.
     - `regularizer`: lambda > 0 in `K + n regularizer I`, as in F11. S13 prints `K + lambda I`, so
       its lambda is n times the regularizer.
@@ -226,7 +227,6 @@ def fit_conditional(
     >>> print(f"{kbr.mean(kbr.condition(model, 1.5)):.2f}")
     2.25
     """
-    kernel_x, kernel_y = as_kernel(kernel_x), as_kernel(kernel_y)
     x, y = as_points(x, "x"), as_points(y, "y")
     check_same_size(x, "x", y, "y")
     if mask is not None:
@@ -237,8 +237,11 @@ def fit_conditional(
                 "with it."
             )
     x, y = check_finite(without_padding(x, mask), "x"), check_finite(without_padding(y, mask), "y")
+    kernel_x, kernel_y = kernel_for(kernel_x, x), kernel_for(kernel_y, y)
     kernel_x.check(x, "x")
     kernel_y.check(y, "y")
+    warn_of_scale(kernel_x, x, "x")
+    warn_of_scale(kernel_y, y, "y")
     if solver is None:
         features_x = fit_features(kernel_x, x, landmarks_x, mask)
     elif landmarks_x is None:

@@ -2,10 +2,9 @@
 
 from ._calibration import calibrate, coverage
 from ._cross_validation import GridSearchResult, cross_validate, grid_search
+from ._leave_out import leave_out_loss, leave_out_residuals
 from ._losses import (
     filter_loss,
-    leave_out_loss,
-    leave_out_residuals,
     marginal_loss,
     mmd_power,
     regression_loss,

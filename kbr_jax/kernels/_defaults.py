@@ -1,0 +1,138 @@
+"""A kernel for points of which nothing else is said, and words on one that cannot work."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._checks import as_points, check_alike, is_concrete, size, take
+from .._numerics import safe_sqrt
+from .._typing import Array, Float, Points
+from ._base import AbstractKernel, KernelLike, as_kernel, flat
+from ._families import Delta
+from ._gram import median_heuristic
+from ._parts import TensorProduct
+from ._stationary import AbstractShiftInvariant, Gaussian
+
+#: Points that bandwidths are read from, evenly spaced in the sample.
+_POINTS = 1000
+#: Rows of a Gram matrix that are looked at, values that count as 0 or 1, and ratios of scales.
+_ROWS, _TINY, _RATIO = 100, 1e-6, 100
+
+
+def coordinate_scale(
+    x: Float[Array, "n *d"], weights: Float[Array, " n"] | None = None
+) -> Float[Array, "*d"]:
+    """Units of the coordinates of points: their standard deviations, or a common one.
+
+    They are common to all coordinates where none is three times another. A constant coordinate has
+    unit 1. `weights` of the points are uniform by default. Cost O(n d).
+    """
+    center = jnp.average(x, axis=0, weights=weights)
+    each = safe_sqrt(jnp.average((x - center) ** 2, axis=0, weights=weights))
+    common = safe_sqrt(jnp.mean(each**2))
+    found = jnp.where(jnp.max(each) > 3 * jnp.min(each), each, common)
+    return jnp.where(found > 0, found, 1.0)
+
+
+def default_kernel(x: Points) -> AbstractKernel:
+    """Choose a kernel from a sample, as all functions do for `kernel=None`.
+
+    - Real points: `Gaussian`, with a bandwidth for each coordinate: the median distance of the
+      points in units of `coordinate_scale`, times these units.
+    - Integers and booleans are labels: `Delta`. Convert counts by `x.astype(float)`.
+    - Tuples: `TensorProduct` of the kernels of the parts.
+
+    **Arguments:** `x`, a sample `[n, ...]`. **Returns:** a kernel that depends on the sample: give
+    the same kernel to embeddings that are to be compared. Cost O(d) times n plus 10^6.
+    """
+    x = as_points(x, "x")
+    if isinstance(x, (tuple, list)):
+        return TensorProduct(tuple(default_kernel(part) for part in x))
+    if not hasattr(x, "dtype"):
+        raise ValueError("There is no default kernel for trees other than tuples: give a kernel.")
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return Delta()
+    scale = coordinate_scale(x)
+    if size(x) < 2:
+        return Gaussian(scale)
+    rows = np.linspace(0, size(x) - 1, min(size(x), _POINTS)).astype(int)
+    return Gaussian(scale * median_heuristic(take(x, rows) / scale))
+
+
+def kernel_for(kernel: KernelLike, x: Points) -> AbstractKernel:
+    """`kernel` as a kernel, or the default of a sample for None."""
+    return default_kernel(x) if kernel is None else as_kernel(kernel)
+
+
+def warn_of_scale(kernel: AbstractKernel, x: Points, name: str) -> None:
+    """Warn where a kernel of a distance sees all points as equal, or each as different.
+
+    Nothing is looked at inside `jit` or `grad`.
+    """
+    if isinstance(kernel, TensorProduct) and isinstance(x, (tuple, list)):
+        for number, (own, part) in enumerate(zip(kernel.kernels, x, strict=True)):
+            warn_of_scale(own, part, f"{name}[{number}]")
+        return
+    if not isinstance(kernel, AbstractShiftInvariant) or size(x) < 3:
+        return
+    if not all(map(is_concrete, jax.tree.leaves((kernel, x)))):
+        return
+    points = take(x, np.linspace(0, size(x) - 1, min(size(x), 2 * _POINTS)).astype(int))
+    rows = np.linspace(0, size(points) - 1, min(size(points), _ROWS)).astype(int)
+    matrix = np.asarray(kernel.gram(take(points, rows), points))
+    others = matrix[rows[:, None] != np.arange(matrix.shape[1])]
+    spread = np.std(np.asarray(flat(points)), axis=0)
+    least, most = spread[spread > 0].min(initial=np.inf), spread.max()
+    problem = None
+    if others.max() < _TINY:
+        problem = "is 0 between all points, as if all were unlike: the bandwidth is too small"
+    elif others.min() > 1 - _TINY and most > 0:
+        problem = "is 1 between all points, as if all were equal: the bandwidth is too large"
+    elif kernel.bandwidth.ndim == 0 and most > _RATIO * least:
+        problem = (
+            f"has one bandwidth, and coordinate {int(np.argmax(spread))} of the points varies "
+            f"{most / least:.0f} times as much as coordinate "
+            f"{int(np.argmin(np.where(spread > 0, spread, np.inf)))}: give a bandwidth for each"
+        )
+    if problem is not None:
+        warnings.warn(
+            f"The kernel of `{name}` {problem}. `kernel=None` takes the median distance in units "
+            f"of each coordinate.",
+            stacklevel=3,
+        )
+
+
+def gram(kernel: KernelLike, x: Points, y: Points | None = None) -> Float[Array, "n m"]:
+    """Gram matrix `[k(x_i, y_j)]_ij` of two samples, or of one with itself.
+
+    **Arguments:**
+
+    - `kernel`: a kernel, any callable of two single points that returns one number, or None
+      (`default_kernel`).
+    - `x`: sample with n points along its leading axis.
+    - `y`: sample with m points; `x` itself if None.
+
+    **Returns:** array `[n, m]`. Cost O(n m d) for points of d coordinates.
+
+    **Raises:** `ValueError` if a sample is empty, the points differ in shape, or the dtype is not
+    of the kernel's domain.
+    """
+    x = as_points(x, "x")
+    kernel = kernel_for(kernel, x)
+    kernel.check(x, "x")
+    if y is None:
+        return kernel.gram(x, x)
+    y = as_points(y, "y")
+    check_alike(y, "y", x, "x")
+    kernel.check(y, "y")
+    return kernel.gram(x, y)
+
+
+def diagonal(kernel: KernelLike, x: Points) -> Float[Array, " n"]:
+    """Diagonal `[k(x_i, x_i)]_i` of a Gram matrix, `[n]`, in O(n d). Raises as `gram` does."""
+    x = as_points(x, "x")
+    kernel = kernel_for(kernel, x)
+    kernel.check(x, "x")
+    return kernel.diagonal(x)

@@ -1,0 +1,180 @@
+"""Errors of points that are left out of a fit, in closed form."""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from .._checks import as_count
+from .._numerics import matmul, psd_factor
+from .._typing import Array, Float, Points
+from ..features import AbstractFeatures, DenseGram, LazyGram
+from ..kernels import AbstractKernel, KernelLike, as_kernel, gram_matvec
+from ..rules import AbstractConditional
+from ._losses import measuring
+
+
+def leave_out_loss(
+    model: AbstractConditional, *, num_left_out: int = 1, kernel: KernelLike | None = None
+) -> Float[Array, ""]:
+    r"""Leave-one-out (or leave-block-out) regression loss of a fitted model, without refitting:
+
+    $$ \frac1n \sum_B | \Psi_B - \hat\Psi_B^{(-B)} |^2, \qquad \Psi_B - \hat\Psi_B^{(-B)} = (I -
+       H)_{BB}^{-1} ((I - H) \Psi)_B, $$
+
+    with $H = K (K + (n - |B|) \lambda I)^{-1}$: exactly the loss of models fitted, with the same
+    lambda, to the n - |B| pairs outside each block B (for landmarks: with the same features).
+
+    **Arguments:**
+
+    - `model`: fitted to all n pairs, exact or with landmarks.
+    - `num_left_out`: size of the blocks left out (static), consecutive pairs; 1 is leave-one-out, n
+      / k is k-fold. It must divide n.
+    - `kernel` of y that measures the error, see `regression_loss`. Given as `model.kernel_y` it is
+      the distance of features where y has landmarks.
+
+    **Returns:** a scalar. Cost O(n^3) exact; with landmarks on x O(n^2 (d + r) + n b^2) in memory
+    O(n (r + b)), and on y too, in the model's kernel, O(n r (r + b) + n b^2).
+
+    **Raises:** `ValueError` if `num_left_out` does not divide n, for padded data with
+    `num_left_out` > 1, for moments, which hold no pairs, or a model without a factor.
+    """
+    features, ridge, count = _leaving_out(model, num_left_out)
+    coordinates = model.sample()[1]
+    y = coordinates.points
+    of_features = kernel is model.kernel_y
+    if kernel is None:
+        measure = measuring(model.kernel_y, y, features.uniform)
+    else:
+        measure = as_kernel(kernel)
+    if of_features and not isinstance(coordinates, (DenseGram, LazyGram)):
+        errors = jnp.sum(_left_out(features, ridge, count)(coordinates.matrix) ** 2, axis=-1)
+    elif isinstance(features, DenseGram):
+        residual = _left_out(features, ridge, count)(jnp.eye(features.size, dtype=features.dtype))
+        errors = jnp.sum(
+            matmul(residual, measure.gram(y, y).astype(residual.dtype)) * residual,
+            axis=-1,
+        )
+    else:
+        errors = _low_rank_errors(features, ridge, count, measure, y)
+    return jnp.sum(features.uniform * errors)
+
+
+def leave_out_residuals(
+    model: AbstractConditional, values: Float[Array, "n p"], *, num_left_out: int = 1
+) -> Float[Array, "n p"]:
+    r"""Differences $f_i - \hat f^{(-B)}(x_i)$ of values to their regression on x without block B.
+
+    The formula is that of `leave_out_loss`, with the values `[n, p]` of any functions of y in place
+    of its features. Residuals are those of predictions of new points.
+
+    **Arguments:** `model`, with a factor, fitted to n pairs; `values` at these pairs;
+    `num_left_out`, the size of the blocks.
+
+    **Returns:** `[n, p]`. Cost O(n^3) exact, O(n r (r + b) + n b^2) with landmarks on x.
+    **Raises:** `ValueError` as `leave_out_loss`.
+    """
+    features, ridge, count = _leaving_out(model, num_left_out)
+    return _left_out(features, ridge, count)(values.astype(features.dtype))
+
+
+def _leaving_out(
+    model: AbstractConditional, num_left_out: int
+) -> tuple[AbstractFeatures, Array, int]:
+    """Features of x, the ridge of the smaller sample, and the size of a block."""
+    features = model.sample()[0]
+    count = as_count(num_left_out, "num_left_out", features.points, "model.x")
+    if isinstance(features, LazyGram):
+        raise ValueError(
+            "Leaving out needs a factored Gram matrix: fit the model without a `solver`, or with "
+            "landmarks."
+        )
+    if features.size % count or (features.mask is not None and count > 1):
+        raise ValueError(
+            f"Blocks of {count} must divide {features.size} pairs without padding; use another "
+            f"`num_left_out`, or `cross_validate`."
+        )
+    # Where nothing is left to learn from, the prediction is 0 for any ridge.
+    ridge = jnp.where(features.count > count, features.count - count, 1) * model.regularizer
+    return features, ridge, count
+
+
+def _left_out(
+    features: AbstractFeatures, ridge: Float[Array, ""], count: int
+) -> Callable[[Array], Array]:
+    r"""The map $\Psi \mapsto ((I - H)_{BB}^{-1} ((I - H) \Psi)_B)_B$."""
+    n = features.size
+    if isinstance(features, DenseGram):
+        # (I - H) up to a factor that cancels; no difference of nearly equal numbers.
+        matrix = psd_factor(features.matrix, ridge).solve(jnp.eye(n, dtype=features.dtype))
+        residual = functools.partial(matmul, matrix)
+        blocks = jax.vmap(lambda rows, start: jax.lax.dynamic_slice_in_dim(rows, start, count, 1))(
+            matrix.reshape(-1, count, n), jnp.arange(0, n, count)
+        )
+    else:
+        solved, blocks = _low_rank(features, ridge, count)
+        residual = functools.partial(_residual_of_features, features.matrix, solved)
+
+    def left_out(psi):
+        return _solve_blocks(blocks, residual(psi).reshape(-1, count, psi.shape[-1])).reshape(
+            psi.shape
+        )
+
+    return left_out
+
+
+def _low_rank(
+    features: AbstractFeatures, ridge: Float[Array, ""], count: int
+) -> tuple[Array, Array]:
+    r"""Z with $H = Z C^\top$ for the coordinates C, and the blocks $(I - H)_{BB}$."""
+    coordinates = features.matrix
+    solved = features.ridge(ridge / features.count).solve(coordinates.T).T
+    rows, columns = (
+        part.reshape(-1, count, coordinates.shape[1]) for part in (solved, coordinates)
+    )
+    return solved, jnp.eye(count, dtype=coordinates.dtype) - matmul(
+        rows, jnp.swapaxes(columns, -1, -2)
+    )
+
+
+def _residual_of_features(
+    coordinates: Float[Array, "n r"], solved: Float[Array, "n r"], psi: Array
+) -> Array:
+    return psi - matmul(solved, matmul(coordinates.T, psi))
+
+
+def _solve_blocks(
+    blocks: Float[Array, "k b b"], rows: Float[Array, "k b c"]
+) -> Float[Array, "k b c"]:
+    return rows / blocks if blocks.shape[-1] == 1 else jnp.linalg.solve(blocks, rows)
+
+
+def _low_rank_errors(
+    features: AbstractFeatures,
+    ridge: Float[Array, ""],
+    count: int,
+    kernel: AbstractKernel,
+    y: Points,
+) -> Float[Array, " n"]:
+    r"""Diagonal of $R G R^\top$ for the matrix R of `_left_out`.
+
+    Of $(I - H) G (I - H)^\top$ only blocks are formed.
+    """
+    coordinates, (solved, blocks) = features.matrix, _low_rank(features, ridge, count)
+    spread = gram_matvec(kernel, y, y, coordinates)
+    middle = matmul(coordinates.T, spread)
+    own = jax.vmap(lambda block: kernel.gram(block, block))(
+        jax.tree.map(lambda leaf: leaf.reshape(-1, count, *leaf.shape[1:]), y)
+    )
+    rows, columns = (
+        solved.reshape(-1, count, coordinates.shape[1]),
+        spread.reshape(-1, count, coordinates.shape[1]),
+    )
+    cross = matmul(rows, jnp.swapaxes(columns, -1, -2))
+    explained = matmul(matmul(rows, middle), jnp.swapaxes(rows, -1, -2))
+    inner = own.astype(coordinates.dtype) - cross - jnp.swapaxes(cross, -1, -2) + explained
+    left = _solve_blocks(blocks, inner)
+    return jnp.diagonal(
+        _solve_blocks(blocks, jnp.swapaxes(left, -1, -2)), axis1=-2, axis2=-1
+    ).reshape(-1)
