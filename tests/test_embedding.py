@@ -183,7 +183,7 @@ def test_norm_of_nothing_has_gradient_zero():
 def test_mix(domain):
     kernel, gram_of, x, y = domain
     w, v = normal(11, N), normal(12, M)
-    mixture = kbr.mixture(
+    mixture = kbr.embedding.mixture(
         [kbr.embed(kernel, x, w), kbr.embed(kernel, y, v)], jnp.asarray([0.3, -0.7])
     )
     close(
@@ -198,7 +198,7 @@ def test_mix_keeps_the_dtype_of_the_weights():
         kbr.embed(KERNEL, VECTORS[2].astype(np.float32)),
         kbr.embed(KERNEL, VECTORS[3].astype(np.float32)),
     ]
-    mixture = kbr.mixture(embeddings, np.array([0.25, 0.75]))
+    mixture = kbr.embedding.mixture(embeddings, np.array([0.25, 0.75]))
     assert mixture.weights.dtype == np.float32
     close(mixture.weights, np.repeat([0.25 / N, 0.75 / M], [N, M]), rtol=1e-6)
 
@@ -206,7 +206,7 @@ def test_mix_keeps_the_dtype_of_the_weights():
 def test_shares_of_a_mixture_are_one_vector():
     embeddings = [kbr.embed(KERNEL, VECTORS[2][:2]), kbr.embed(KERNEL, VECTORS[2][2:4])]
     with pytest.raises(ValueError, match="shares"):
-        kbr.mixture(embeddings, jnp.asarray([[0.5, 0.5], [0.1, 0.9]]))
+        kbr.embedding.mixture(embeddings, jnp.asarray([[0.5, 0.5], [0.1, 0.9]]))
 
 
 def test_normalize(batch):
@@ -490,21 +490,21 @@ def test_decode_tuples():
 def test_decoding_an_embedded_point_returns_it():
     point = jnp.asarray([0.4, -0.3])
     embedding = kbr.embed(KERNEL, point[None])
-    close(kbr.decode_fixed_point(embedding, point + 0.5), point)
-    close(kbr.decode_gradient(embedding, (point + 0.5)[None]), point, atol=1e-4)
+    close(kbr.embedding.decode_fixed_point(embedding, point + 0.5), point)
+    close(kbr.embedding.decode_gradient(embedding, (point + 0.5)[None]), point, atol=1e-4)
 
 
 def test_fixed_point_finds_the_mode():
     x = 0.3 * VECTORS[2]
     embedding = kbr.embed(KERNEL, x)
-    point = kbr.decode_fixed_point(embedding)
+    point = kbr.embedding.decode_fixed_point(embedding)
     close(jax.grad(lambda y: kbr.evaluate(embedding, y))(point), np.zeros(2), atol=1e-7)
-    close(kbr.decode_gradient(embedding), point, atol=1e-3)
+    close(kbr.embedding.decode_gradient(embedding), point, atol=1e-3)
 
 
 def test_fixed_point_with_a_bandwidth_for_each_coordinate():
     embedding = kbr.embed(kbr.Gaussian(jnp.asarray([0.8, 2.0])), 0.3 * VECTORS[2])
-    point = kbr.decode_fixed_point(embedding)
+    point = kbr.embedding.decode_fixed_point(embedding)
     close(jax.grad(lambda y: kbr.evaluate(embedding, y))(point), np.zeros(2), atol=1e-7)
 
 
@@ -514,7 +514,10 @@ def test_fixed_point_never_rises_under_signed_weights():
 
     def run(w, start):
         embedding = kbr.embed(KERNEL, x, w)
-        steps = [kbr.decode_fixed_point(embedding, start, num_steps=count) for count in (1, 2, 20)]
+        steps = [
+            kbr.embedding.decode_fixed_point(embedding, start, num_steps=count)
+            for count in (1, 2, 20)
+        ]
         return jnp.stack([start, *steps])
 
     paths = np.asarray(jax.jit(jax.vmap(run))(weights, starts))
@@ -527,12 +530,12 @@ def test_fixed_point_never_rises_under_signed_weights():
 def test_fixed_point_under_vmap_is_that_of_each_embedding():
     x = VECTORS[2]
     weights = jnp.stack([signed(seed) for seed in (50, 51, 52)])
-    batch = jax.vmap(lambda w: kbr.decode_fixed_point(kbr.embed(KERNEL, x, w), num_steps=10))(
-        weights
-    )
+    batch = jax.vmap(
+        lambda w: kbr.embedding.decode_fixed_point(kbr.embed(KERNEL, x, w), num_steps=10)
+    )(weights)
     for w, point in zip(weights, batch, strict=True):
         close(
-            kbr.decode_fixed_point(kbr.embed(KERNEL, x, w), num_steps=10),
+            kbr.embedding.decode_fixed_point(kbr.embed(KERNEL, x, w), num_steps=10),
             point,
             rtol=1e-6,
             atol=1e-6,
@@ -542,7 +545,11 @@ def test_fixed_point_under_vmap_is_that_of_each_embedding():
 @pytest.mark.parametrize("weights", [np.zeros(N), -np.ones(N)])
 def test_fixed_point_stays_where_there_is_no_mass(weights):
     start = jnp.asarray([0.2, 0.1])
-    close(kbr.decode_fixed_point(kbr.embed(KERNEL, VECTORS[2], weights), start), start, atol=0)
+    close(
+        kbr.embedding.decode_fixed_point(kbr.embed(KERNEL, VECTORS[2], weights), start),
+        start,
+        atol=0,
+    )
 
 
 def test_fixed_point_gradient():
@@ -551,7 +558,7 @@ def test_fixed_point_gradient():
     start = jnp.asarray([0.1, 0.1])
 
     def loss(w):
-        return mix @ kbr.decode_fixed_point(
+        return mix @ kbr.embedding.decode_fixed_point(
             kbr.embed(KERNEL, 0.3 * VECTORS[2], w), start, num_steps=5
         )
 
@@ -562,7 +569,7 @@ def test_gradient_descent_is_never_worse_than_its_starts():
     x = VECTORS[2]
     for seed, kernel in [(35, KERNEL), (36, kbr.Matern52(1.0)), (37, kbr.Matern12(1.0))]:
         embedding = kbr.embed(kernel, x, signed(seed))
-        point = kbr.decode_gradient(embedding, num_steps=60)
+        point = kbr.embedding.decode_gradient(embedding, num_steps=60)
         best = float(jnp.min(kbr.embedding.decoding_objective(embedding, x)))
         assert float(kbr.embedding.decoding_objective(embedding, point)) <= best + 1e-12
 
@@ -571,13 +578,13 @@ def test_gradient_descent_under_vmap():
     x = VECTORS[2]
     weights = jnp.stack([signed(seed) for seed in (38, 39)])
     starts = VECTORS[3][:2]
-    batch = jax.vmap(lambda w: kbr.decode_gradient(kbr.embed(KERNEL, x, w), starts, num_steps=20))(
-        weights
-    )
+    batch = jax.vmap(
+        lambda w: kbr.embedding.decode_gradient(kbr.embed(KERNEL, x, w), starts, num_steps=20)
+    )(weights)
     assert batch.shape == (2, 2)
     for w, point in zip(weights, batch, strict=True):
         close(
-            kbr.decode_gradient(kbr.embed(KERNEL, x, w), starts, num_steps=20),
+            kbr.embedding.decode_gradient(kbr.embed(KERNEL, x, w), starts, num_steps=20),
             point,
             rtol=1e-8,
             atol=1e-8,
@@ -597,10 +604,10 @@ def test_decoding_is_in_the_wider_dtype(parts):
     def decoded(points, weights, starts):
         embedding = kbr.Embedding(KERNEL, points, weights)
         return (
-            kbr.decode_gradient(embedding, starts, num_steps=5),
-            kbr.decode_gradient(embedding, num_steps=5),
-            kbr.decode_fixed_point(embedding, starts[0], num_steps=5),
-            kbr.decode_fixed_point(embedding, num_steps=5),
+            kbr.embedding.decode_gradient(embedding, starts, num_steps=5),
+            kbr.embedding.decode_gradient(embedding, num_steps=5),
+            kbr.embedding.decode_fixed_point(embedding, starts[0], num_steps=5),
+            kbr.embedding.decode_fixed_point(embedding, num_steps=5),
         )
 
     found = decoded(points, weights, starts)
@@ -619,13 +626,15 @@ def test_learning_rates_share_one_program():
         return jnp.exp(-jnp.sum((a - b) ** 2))
 
     embedding = kbr.embed(kernel, VECTORS[2])
-    slow = kbr.decode_gradient(embedding, num_steps=20, learning_rate=0.01)
+    slow = kbr.embedding.decode_gradient(embedding, num_steps=20, learning_rate=0.01)
     count = len(traces)
-    fast = kbr.decode_gradient(embedding, num_steps=20, learning_rate=0.1)
+    fast = kbr.embedding.decode_gradient(embedding, num_steps=20, learning_rate=0.1)
     assert len(traces) == count and bool(jnp.any(slow != fast))
 
 
-@pytest.mark.parametrize("decode", [kbr.decode_gradient, kbr.decode_fixed_point])
+@pytest.mark.parametrize(
+    "decode", [kbr.embedding.decode_gradient, kbr.embedding.decode_fixed_point]
+)
 @pytest.mark.parametrize("points", [jnp.arange(N), TUPLES[2]], ids=["integers", "tuples"])
 def test_only_real_points_can_be_moved(decode, points):
     with pytest.raises(ValueError, match="floating-point array"):

@@ -253,13 +253,13 @@ CASES = {
         lambda: kbr.embedding.squared_mmd(PRIOR, kbr.embed(G, X[:1]), unbiased=True),
         "at least 2 points",
     ),
-    "mix nothing": (lambda: kbr.mixture([], jnp.ones(0)), "`embeddings` is empty"),
+    "mix nothing": (lambda: kbr.embedding.mixture([], jnp.ones(0)), "`embeddings` is empty"),
     "mix shares": (
-        lambda: kbr.mixture([PRIOR], jnp.ones(2)),
+        lambda: kbr.embedding.mixture([PRIOR], jnp.ones(2)),
         r"`shares` has shape \(2,\); .* 1 points",
     ),
     "mix batches": (
-        lambda: kbr.mixture([PRIOR, BATCH], jnp.ones(2)),
+        lambda: kbr.embedding.mixture([PRIOR, BATCH], jnp.ones(2)),
         r"embeddings\[1\] is a batch of shape \(2, 6\)",
     ),
     "joint sizes": (
@@ -277,18 +277,21 @@ CASES = {
     ),
     "decode candidates": (lambda: kbr.decode(PRIOR, Y), r"`candidates` has shape \[\(3,\)\]"),
     "fixed point kernel": (
-        lambda: kbr.decode_fixed_point(kbr.embed(kbr.Linear(), X)),
+        lambda: kbr.embedding.decode_fixed_point(kbr.embed(kbr.Linear(), X)),
         "Gaussian kernels, not Linear; use `decode_gradient`",
     ),
     "fixed point batch": (
-        lambda: kbr.decode_fixed_point(BATCH),
+        lambda: kbr.embedding.decode_fixed_point(BATCH),
         r"`embedding` is a batch of shape \(2, 6\)",
     ),
     "gradient batch": (
-        lambda: kbr.decode_gradient(BATCH),
+        lambda: kbr.embedding.decode_gradient(BATCH),
         r"`embedding` is a batch of shape \(2, 6\)",
     ),
-    "gradient starts": (lambda: kbr.decode_gradient(PRIOR, Y), r"`starts` has shape \[\(3,\)\]"),
+    "gradient starts": (
+        lambda: kbr.embedding.decode_gradient(PRIOR, Y),
+        r"`starts` has shape \[\(3,\)\]",
+    ),
     # Rules.
     "fit unpaired": (lambda: fit(y=Y[:4]), "`x` has 6 points and `y` 4; pairs need"),
     "fit empty": (lambda: fit(EMPTY, EMPTY), "`x` is an empty sample"),

@@ -164,7 +164,7 @@ def test_embeddings():
     close(kbr.embedding.squared_norm(q), GRAM_X.mean(), 1e-5)
     close(kbr.mean(PRIOR), ALPHA64 @ U64, 1e-5)
     close(kbr.expectation(PRIOR, lambda x: x[0] ** 2), ALPHA64 @ U64[:, 0] ** 2, 1e-5)
-    close(kbr.mixture([PRIOR, q], jnp.asarray([0.3, 0.7])).mass, 1.0, 1e-5)
+    close(kbr.embedding.mixture([PRIOR, q], jnp.asarray([0.3, 0.7])).mass, 1.0, 1e-5)
     embedding, mass = kbr.normalize(kbr.Embedding(KERNEL, U, 3 * PRIOR.weights))
     close(embedding.weights, ALPHA64, 1e-6)
     close(mass, 3.0, 1e-6)
@@ -194,8 +194,8 @@ def test_decoding():
     embedding = kbr.embed(KERNEL, X[:5] / 4)
     best = single(kbr.decode(embedding))
     for decoded in (
-        kbr.decode_fixed_point(embedding),
-        kbr.decode_gradient(embedding),
+        kbr.embedding.decode_fixed_point(embedding),
+        kbr.embedding.decode_gradient(embedding),
         kbr.decode(embedding, jnp.concatenate([X, best[None]])),
     ):
         difference = kbr.embedding.decoding_objective(

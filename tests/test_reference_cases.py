@@ -197,8 +197,8 @@ def test_decoding_of_three_weighted_points():
         jnp.asarray(case["inputs"]["w"]),
     )
     for decoded in (
-        kbr.decode_fixed_point(embedding, num_steps=200),
-        kbr.decode_gradient(embedding, num_steps=2000, learning_rate=0.05),
+        kbr.embedding.decode_fixed_point(embedding, num_steps=200),
+        kbr.embedding.decode_gradient(embedding, num_steps=2000, learning_rate=0.05),
     ):
         close(decoded, case["expected"]["z"], case["tol"])
         close(

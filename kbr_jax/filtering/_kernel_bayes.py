@@ -19,7 +19,7 @@ from ..rules import (
     check_estimator,
     fit_conditional,
     prior_weights,
-    single_prior_mean,
+    single_prior_weights,
     update,
 )
 from ._base import AbstractFilter, AbstractSmoother, FilterOutput
@@ -175,7 +175,7 @@ class KernelBayesFilter(AbstractFilter):
         if prior is None:
             weights = emission.marginal()
         else:
-            weights = emission.weights(single_prior_mean(emission, prior))
+            weights = single_prior_weights(emission, prior)
         if self.estimator != "prior":
             return KernelBayesState(weights, None)
         prior = emission.embed_x(weights) if prior is None else prior

@@ -15,8 +15,7 @@ from ..rules import (
     ConditionalEmbedding,
     centered_weights,
     check_centered,
-    prior_weights,
-    single_prior_mean,
+    single_prior_weights,
 )
 from ._base import AbstractFilter, AbstractSmoother, FilterOutput, no_controls
 from ._sequences import as_transitions
@@ -81,8 +80,7 @@ class ConditionalEmbeddingFilter(AbstractFilter):
         if prior is None:
             return self.states.uniform.astype(self.states.dtype)
         model = self._model(self.states.at(self.successors))
-        single_prior_mean(model, prior)
-        return prior_weights(model, prior)
+        return single_prior_weights(model, prior)
 
     def _model(self, features: AbstractFeatures) -> ConditionalEmbedding:
         """The regression of a sample on itself: weights on it of any embedding."""

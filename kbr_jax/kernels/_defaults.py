@@ -1,4 +1,4 @@
-"""A kernel for points of which nothing else is said, and words on one that cannot work."""
+"""Kernels chosen from the points, and warnings about kernels that cannot work."""
 
 import warnings
 
@@ -67,7 +67,7 @@ def kernel_for(kernel: KernelLike, x: Points) -> AbstractKernel:
 
 
 def warn_of_scale(kernel: AbstractKernel, x: Points, name: str) -> None:
-    """Warn where a kernel of a distance sees all points as equal, or each as different.
+    """Warn where a kernel sees all points as equal, or all as unlike.
 
     Nothing is looked at inside `jit` or `grad`.
     """

@@ -14,7 +14,15 @@ from .._numerics import safe_sqrt
 from .._typing import Array, Float, Point, Points
 from ..embedding import Embedding, embed
 from ..filtering import AbstractFilter, RivalFilter, fit_filter, run_filter, transitions
-from ..kernels import AbstractKernel, Gaussian, KernelLike, Warped, as_kernel, median_heuristic
+from ..kernels import (
+    AbstractKernel,
+    Gaussian,
+    KernelLike,
+    Warped,
+    as_kernel,
+    coordinate_scale,
+    median_heuristic,
+)
 from ..rules import Clipping
 from ..rules._model import check_estimator
 from ..tuning import leave_out_loss, tune
@@ -23,6 +31,7 @@ from ..tuning._progress import Progress, progress_bar
 from ._folds import Fold, make_folds, spread
 from ._maps import choose_regression, fit_discriminant_map
 from ._report import Report, calibrated, compared, regressions
+from ._search import search
 
 #: Landmarks of the states, and prior weights that Bayes' rule uses.
 RANK, ACTIVE = 150, 100
@@ -140,57 +149,24 @@ def _held_out(setting: _Setting, folds: Fold, values: dict) -> Any:
     return jax.lax.map(one, folds)
 
 
-def state_scale(states: Points) -> Array:
-    """The standard deviation of states: of each coordinate where they differ by more than 3."""
-    each = jnp.std(states, axis=0)
-    if float(jnp.max(each)) > 3 * float(jnp.min(each)):
-        return jnp.where(each > 0, each, 1.0)
-    common = jnp.sqrt(jnp.mean(each**2))
-    return jnp.where(common > 0, common, 1.0)
-
-
-def _quasi_random(count: int, dimension: int) -> np.ndarray:
-    """Points of the additive recurrence of the generalized golden ratio, in the unit cube."""
-    ratio = 2.0
-    for _ in range(50):
-        ratio = (1 + ratio) ** (1 / (dimension + 1))
-    steps = ratio ** -np.arange(1.0, dimension + 1)
-    return (0.5 + np.arange(1, count + 1)[:, None] * steps) % 1
-
-
-def _search(
+def _best(
     settings: list[_Setting], folds: Fold, step: float, fixed: dict, bar: Progress
 ) -> tuple[_Setting, dict]:
     """Setting and values of the best candidate of a coarse and a fine search."""
     ranges = {name: ends for name, ends in RANGES.items() if name not in fixed}
     if "bandwidth_states" in ranges:
         ranges["bandwidth_states"] = min(0.05, step), RANGES["bandwidth_states"][1]
-    names = list(ranges)
-    low, high = (np.log([ranges[name][end] for name in names]) for end in (0, 1))
-    tried: list[tuple[float, _Setting, np.ndarray]] = []
 
-    def values_of(point):
-        free = {name: jnp.asarray(v) for name, v in zip(names, np.exp(point), strict=True)}
-        if "truncation" in free:
-            free["truncation"] = jnp.minimum(free["truncation"], 0.5)
-        return {**free, **fixed}
+    def complete(values):
+        if "truncation" in values:
+            values = {**values, "truncation": jnp.minimum(values["truncation"], 0.5)}
+        return {**values, **fixed}
 
-    def attempt(setting, point):
-        value = float(_score(setting, folds, values_of(point)))
-        tried.append((value if np.isfinite(value) else np.inf, setting, point))
-        bar.update(1)
-        bar.show({"error": f"{min(tried, key=lambda t: t[0])[0]:.4g}"})
+    def evaluate(setting, values):
+        return _score(setting, folds, complete(values))
 
-    for unit in _quasi_random(TRIALS, len(names)):
-        for setting in settings:
-            attempt(setting, low + unit * (high - low))
-    for unit in _quasi_random(REFINEMENTS, len(names)):
-        _, setting, point = min(tried, key=lambda t: t[0])
-        attempt(setting, point + 0.4 * (unit - 0.5) * (high - low))
-    value, setting, point = min(tried, key=lambda t: t[0])
-    if not np.isfinite(value):
-        raise ValueError("No candidate gives a finite error. Look at the states and observations.")
-    return setting, values_of(point)
+    setting, values = search(evaluate, settings, ranges, TRIALS, REFINEMENTS, bar)
+    return setting, complete(values)
 
 
 def learn_filter(
@@ -255,7 +231,7 @@ def learn_filter(
             raise ValueError(f"`{name}` must be one array a sequence; use `fit_filter` for tuples.")
     if not jnp.issubdtype(triple[0].dtype, jnp.floating):
         raise ValueError("`states` must be real numbers; use `fit_filter` with Delta for labels.")
-    scale, chosen = state_scale(triple[0]), None
+    scale, chosen = coordinate_scale(triple[0]), None
     own = None if kernel_states is None else as_kernel(kernel_states)
     if kernel_observations is None:
         kernels: list[AbstractKernel] = (
@@ -279,7 +255,7 @@ def learn_filter(
     moves = distances(triple[0][None] / scale, triple[2][None] / scale)
     step = max(float(jnp.median(moves)) / 3, 1e-3)
     with progress_bar(TRIALS * len(settings) + REFINEMENTS + STEPS, progress) as bar:
-        setting, values = _search(settings, folds, step, fixed, bar)
+        setting, values = _best(settings, folds, step, fixed, bar)
         values = _tuned(setting, folds, values, fixed)
         bar.update(STEPS)
         setting = _with_rival(setting, folds, values)

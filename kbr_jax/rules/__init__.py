@@ -21,7 +21,7 @@ from ._model import (
     prior_coordinates,
     prior_mean,
     prior_weights,
-    single_prior_mean,
+    single_prior_weights,
     update,
 )
 from ._rules import bayes_rule, chain_rule, sum_rule

@@ -32,6 +32,10 @@ from .._typing import Array, ArrayLike, Bool, Float, Int, Points, with_numbers
 from ..embedding import Embedding, JointEmbedding, check_unbatched, normalized
 from ..features import AbstractFeatures
 
+#: Least share of a prior that must lie on the training x. It is about 1 inside them (with a
+#: constant kernel 1 / (1 + lambda)) and 0 some bandwidths outside.
+LEAST_SHARE = 0.01
+
 
 class Clipping(eqx.Module):
     r"""Say how the weights of a prior are clipped, truncated and normalized, in this order.
@@ -312,6 +316,25 @@ def single_prior_mean(model: AbstractEmission, prior: Embedding) -> Float[Array,
     """Coordinates of one prior over X; a `ValueError` for a batch."""
     check_unbatched(prior, "prior")
     return prior_mean(model, prior)
+
+
+def single_prior_weights(model: AbstractEmission, prior: Embedding) -> Float[Array, " n"]:
+    """Weights that one prior puts on the training pairs; a `ValueError` where it lies elsewhere.
+
+    Inside `jit` the prior is not looked at.
+    """
+    weights = model.weights(single_prior_mean(model, prior))
+    total = jnp.sum(prior.weights)
+    # A prior of mass 0, as of the printed 2009 estimator, has no share.
+    if all(map(is_concrete, (weights, total))) and abs(float(total)) > LEAST_SHARE:
+        share = float(jnp.sum(model.mass(weights)) / total)
+        if not share >= LEAST_SHARE:
+            raise ValueError(
+                f"Of the `prior` {100 * share:.2g} % lies on the training x, so that Bayes' rule "
+                f"would forget it. Train where the prior has mass, or take a wider kernel of x or "
+                f"a smaller regularizer."
+            )
+    return weights
 
 
 def most_likely(

@@ -24,7 +24,7 @@ from ._model import (
     check_estimator,
     prior_coordinates,
     prior_weights,
-    single_prior_mean,
+    single_prior_weights,
 )
 
 
@@ -97,8 +97,9 @@ def bayes_rule(
     may be signed and need not sum to 1: see `normalize`. Cost O(n^3 + b n^2) exact, O(n r^2 + r^3 +
     b n r) with landmarks of y, and O(K q^2 + q^3) with moments.
 
-    **Raises:** `ValueError` for points of another kind, a regularizer that is not positive, an
-    unknown estimator, importance weights that are not clipped, or moments that cannot clip.
+    **Raises:** `ValueError` for a prior of which less than 1 % lies on the training x (outside
+    `jit`), points of another kind, a regularizer that is not positive, an unknown estimator,
+    importance weights that are not clipped, or moments that cannot clip.
 
     **Example:**
 
@@ -110,11 +111,11 @@ def bayes_rule(
     1.0
     """
     check_estimator(estimator, clipping, "pairs", "prior", "importance")
-    mean = single_prior_mean(model, prior)
+    weights = single_prior_weights(model, prior)
     coordinates, single = checked_coordinates(model.features_y, y, "y")
     coordinates = coordinates.astype(model.features_x.dtype)
     delta = as_regularizer(regularizer, "regularizer", coordinates.dtype)
-    weights = model.clip_and_normalize(model.weights(mean), clipping)
+    weights = model.clip_and_normalize(weights, clipping)
     if estimator == "prior":
         ratio = model.ratio(weights, coordinates, delta, False)
         at = prior_coordinates(model.features_x, prior)

@@ -2,7 +2,7 @@
 
 from ._calibration import calibrate, coverage
 from ._cross_validation import GridSearchResult, cross_validate, grid_search
-from ._leave_out import leave_out_loss, leave_out_residuals
+from ._leave_out import condition_adjusted, leave_out_loss, leave_out_residuals
 from ._losses import (
     filter_loss,
     marginal_loss,
@@ -17,6 +17,7 @@ __all__ = [
     "History",
     "TuneResult",
     "calibrate",
+    "condition_adjusted",
     "coverage",
     "cross_validate",
     "filter_loss",

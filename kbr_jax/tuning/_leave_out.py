@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 
 from .._checks import as_count
-from .._numerics import matmul, psd_factor
-from .._typing import Array, Float, Points
+from .._numerics import matmul, psd_factor, safe_divide
+from .._typing import Array, Float, Point, Points
+from ..embedding import Embedding
 from ..features import AbstractFeatures, DenseGram, LazyGram
 from ..kernels import AbstractKernel, KernelLike, as_kernel, gram_matvec
-from ..rules import AbstractConditional
+from ..rules import AbstractConditional, condition
 from ._losses import measuring
 
 
@@ -178,3 +179,42 @@ def _low_rank_errors(
     return jnp.diagonal(
         _solve_blocks(blocks, jnp.swapaxes(left, -1, -2)), axis1=-2, axis2=-1
     ).reshape(-1)
+
+
+def condition_adjusted(
+    model: AbstractConditional, residuals: Float[Array, "n *d"], x: Point
+) -> Embedding:
+    r"""Embed P(Y | X = x) on atoms that move with the regression: $m(x) + r_i$.
+
+    `condition` keeps the training y where they are. Within its bandwidth the mean moves, and its
+    intervals are too wide by that. Here each y is replaced by the conditional mean at x and its own
+    residual $r_i = y_i - m_{-i}(x_i)$, with the weights of `condition`: the regression adjustment
+    of Beaumont et al. 2002, with residuals of points left out. Where the weights sum to less than
+    1/2, no training pair is near x, and the missing part goes to the training y themselves.
+
+    **Arguments:**
+
+    - `model` of P(Y | X) on a sample, y one real array `[n, ...]`.
+    - `residuals`: `leave_out_residuals(model, y)` in the shape of y.
+    - `x`: one point; `jax.vmap` for several.
+
+    **Returns:** an `Embedding` of weights `[2 n]`, of sum 1. `mean`, `quantile` and
+    `credible_interval` read it. Cost O(n^2) exact, O(n r) with landmarks.
+
+    **Raises:** `ValueError` for residuals of another shape, and for y that are not one real array.
+    """
+    y = model.sample()[1].points
+    if not (hasattr(y, "dtype") and jnp.issubdtype(y.dtype, jnp.floating)):
+        raise ValueError("Atoms can be moved where y is one real array; use `condition`.")
+    if residuals.shape != y.shape:
+        raise ValueError(f"`residuals` has shape {residuals.shape}, but y has {y.shape}.")
+    weights = condition(model, x).weights
+    if weights.ndim != 1:
+        raise ValueError("`x` must be one point; use `jax.vmap` for several.")
+    mass = jnp.sum(weights)
+    near = jnp.clip(2 * mass, 0, 1)
+    own = safe_divide(weights, mass)
+    center = jnp.tensordot(own, y.astype(own.dtype), 1)
+    atoms = jnp.concatenate([center + residuals, y])
+    uniform = model.sample()[0].uniform.astype(own.dtype)
+    return Embedding(model.kernel_y, atoms, jnp.concatenate([near * own, (1 - near) * uniform]))

@@ -5,7 +5,6 @@ A loss that is measured in the RKHS of a kernel under learning can be made small
 kernel flat. Losses are therefore energy scores by default: they have no bandwidth.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -13,11 +12,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from .._checks import as_count, as_mask, as_points, check_alike, check_same_size, size
-from .._numerics import matmul, psd_factor, safe_sqrt
+from .._checks import as_mask, as_points, check_alike, check_same_size, size
+from .._numerics import safe_sqrt
 from .._typing import Array, ArrayLike, Float, Points
 from ..embedding import Embedding, embed, squared_mmd
-from ..features import AbstractFeatures, DenseGram, LazyGram
 from ..filtering import AbstractFilter, FilterOutput, belief, run_filter, state_mean
 from ..filtering._sequences import check_lists
 from ..kernels import (

@@ -1,0 +1,230 @@
+"""A conditional embedding whose parameters are chosen by exact leave-one-out."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from .._checks import as_points, as_positive, check_finite, check_same_size, size, take
+from .._numerics import matmul
+from .._typing import Array, ArrayLike, Float, Points
+from ..kernels import (
+    AbstractKernel,
+    Gaussian,
+    KernelLike,
+    Linear,
+    as_kernel,
+    coordinate_scale,
+    default_kernel,
+    gram,
+)
+from ..rules import ConditionalEmbedding, fit_conditional
+from ..tuning import coverage, leave_out_loss, leave_out_residuals, tune
+from ..tuning._calibration import LEVELS
+from ..tuning._losses import measuring
+from ..tuning._progress import progress_bar
+from ._folds import distances, spread
+from ._report import Report, compared
+from ._search import search
+
+#: Pairs that are seen while choosing, candidates over the whole range and near the best, Adam's
+#: steps and rate. Up to `EXACT` pairs the final fit is exact, above it has `RANK` landmarks.
+PAIRS, TRIALS, REFINEMENTS, STEPS, RATE, EXACT, RANK = 1000, 24, 12, 40, 0.1, 3000, 500
+#: Bandwidths are in units of the median distance.
+RANGES = {"bandwidth_x": (0.03, 3.0), "regularizer": (1e-8, 1.0)}
+#: Candidates of the rivals.
+NEIGHBORS, RIDGES = (3, 10, 30, 100), (1e-4, 1e-2, 1.0)
+
+
+class _Setting(eqx.Module):
+    """What all candidates share: the bandwidth's unit, or a fixed kernel of x."""
+
+    unit: Array | None
+    kernel_x: AbstractKernel | None
+    kernel_y: AbstractKernel
+
+    def fit(self, values: dict, x: Points, y: Points, **options: Any) -> ConditionalEmbedding:
+        kernel = self.kernel_x
+        if self.unit is not None:
+            kernel = Gaussian(values["bandwidth_x"] * self.unit)
+        return fit_conditional(
+            kernel, self.kernel_y, x, y, regularizer=values["regularizer"], **options
+        )
+
+
+@eqx.filter_jit
+def _score(setting: _Setting, x: Points, y: Points, values: dict) -> Float[Array, ""]:
+    return leave_out_loss(setting.fit(values, x, y))
+
+
+def learn_conditional(
+    x: Points,
+    y: Points,
+    *,
+    kernel_x: KernelLike = None,
+    kernel_y: KernelLike = None,
+    regularizer: ArrayLike | None = None,
+    progress: bool = True,
+) -> tuple[ConditionalEmbedding, Report]:
+    r"""Fit P(Y | X); choose bandwidths and regularizer by exact leave-one-out.
+
+    The loss is `leave_out_loss`: the energy score of the forecast of a pair from all others, which
+    judges means and spreads and does not depend on the kernel of y. A coarse search over a common
+    bandwidth of x and the regularizer comes first. Then Adam tunes a bandwidth for each coordinate.
+
+    **Arguments:**
+
+    - `x`, `y`: pairs `[n, ...]`, independent of each other given x. For labels y the score is
+      Brier's. Real x are taken in units of `coordinate_scale`.
+    - `kernel_x`, `kernel_y`: fixed kernels. `default_kernel` is taken of y, and of x that are
+      labels or tuples.
+    - `regularizer`: a fixed one.
+    - `progress`: a bar, where tqdm is installed.
+
+    **Returns:** the model, and a `Report` with the scores of a linear model, of nearest neighbors
+    and of the marginal of y on the same pairs, also left out. Its coverage is that of the central
+    intervals of `condition_adjusted`, one coordinate at a time. Cost O(n^3) for each of 36
+    candidates and four times that for each of 40 steps; at most 1 000 pairs are seen while
+    choosing. Above 3 000 pairs the model has 500 landmarks.
+
+    **Raises:** `ValueError` for fewer than 10 pairs, and as `fit_conditional`.
+
+    **Example:**
+
+    >>> import jax.numpy as jnp, kbr_jax as kbr
+    >>> x = jnp.linspace(-3, 3, 100)[:, None]
+    >>> model, report = kbr.learn_conditional(x, jnp.sin(x), progress=False)
+    >>> print(f"{kbr.mean(kbr.condition(model, jnp.array([1.0])))[0]:.2f}")
+    0.84
+    """
+    x, y = check_finite(as_points(x, "x"), "x"), check_finite(as_points(y, "y"), "y")
+    check_same_size(x, "x", y, "y")
+    if size(x) < 10:
+        raise ValueError(f"`learn_conditional` needs at least 10 pairs, got {size(x)}.")
+    rows = spread(size(x), PAIRS)
+    few_x, few_y = take(x, rows), take(y, rows)
+    unit, fixed_x = None, None if kernel_x is None else as_kernel(kernel_x)
+    if fixed_x is None and is_real(x):
+        unit = default_kernel(few_x).bandwidth  # pyright: ignore[reportAttributeAccessIssue]
+    elif fixed_x is None:
+        fixed_x = default_kernel(few_x)
+    own_y = default_kernel(y) if kernel_y is None else as_kernel(kernel_y)
+    setting = _Setting(unit, fixed_x, own_y)
+    fixed = {} if regularizer is None else {"regularizer": as_positive(regularizer, "regularizer")}
+    ranges = {name: ends for name, ends in RANGES.items() if name not in fixed}
+    if unit is None:
+        del ranges["bandwidth_x"]
+    with progress_bar(TRIALS + REFINEMENTS + STEPS, progress) as bar:
+
+        def evaluate(option, values):
+            return _score(option, few_x, few_y, {**values, **fixed})
+
+        _, free = search(evaluate, [setting], ranges, TRIALS, REFINEMENTS, bar)
+        if free:
+            free = _tuned(setting, few_x, few_y, free, fixed)
+        bar.update(STEPS)
+    values = {**free, **fixed}
+    options = {"landmarks_x": RANK} if size(x) > EXACT else {}
+    model = setting.fit(values, x, y, **options)
+    return model, _report(setting, values, few_x, few_y)
+
+
+def is_real(points: Points) -> bool:
+    """Whether points are one array of real numbers."""
+    return isinstance(points, jax.Array) and bool(jnp.issubdtype(points.dtype, jnp.floating))
+
+
+def _tuned(setting: _Setting, x: Points, y: Points, free: dict, fixed: dict) -> dict:
+    """Gradient descent from the best candidate, with a bandwidth for each coordinate."""
+    start = dict(free)
+    if setting.unit is not None:
+        start["bandwidth_x"] = jnp.broadcast_to(free["bandwidth_x"], setting.unit.shape)
+    loss = jax.tree_util.Partial(_loss, setting, x, y, fixed)
+    found = tune(
+        loss, start, optax.adam(RATE), num_steps=STEPS, positive=lambda p: p, progress=False
+    )
+    return found.parameters
+
+
+def _loss(setting: _Setting, x: Points, y: Points, fixed: dict, free: dict) -> Float[Array, ""]:
+    return leave_out_loss(setting.fit({**free, **fixed}, x, y))
+
+
+def energy_scores(matrix: np.ndarray, weights: Any) -> np.ndarray:
+    """Energy scores `[n]` of forecasts of n points by weights on all of them."""
+    smooth = np.asarray(matmul(jnp.asarray(weights), jnp.asarray(matrix)))
+    weights = np.asarray(weights)
+    return np.diag(matrix) - 2 * np.diagonal(smooth) + (smooth * weights).sum(1)
+
+
+def neighbors(unlike: np.ndarray, count: int, shares: np.ndarray | None = None) -> np.ndarray:
+    """Weights of the `count` nearest others of each point, in proportion to `shares`."""
+    nearest = np.argsort(np.where(np.eye(len(unlike), dtype=bool), np.inf, unlike), axis=1)
+    chosen = np.zeros_like(unlike)
+    np.put_along_axis(chosen, nearest[:, :count], 1.0, axis=1)
+    chosen = chosen if shares is None else chosen * shares
+    return chosen / np.maximum(chosen.sum(1, keepdims=True), np.finfo(chosen.dtype).tiny)
+
+
+def _report(setting: _Setting, values: dict, x: Points, y: Points) -> Report:
+    n = size(y)
+    model = setting.fit(values, x, y)
+    identity = jnp.eye(n, dtype=model.features_x.dtype)
+    weights = identity - leave_out_residuals(model, identity)
+    matrix = np.asarray(gram(measuring(model.kernel_y, y), y))
+    scores = {"conditional embedding": energy_scores(matrix, weights)}
+    if is_real(x):
+        rows = (x - jnp.mean(x, axis=0)) / coordinate_scale(x)
+        affine = Linear() + (lambda a, b: jnp.ones(()))
+        linear = [
+            np.asarray(
+                identity
+                - leave_out_residuals(
+                    fit_conditional(affine, setting.kernel_y, rows, y, regularizer=ridge), identity
+                )
+            )
+            for ridge in RIDGES
+        ]
+        unlike = distances(rows, rows)
+        near = [neighbors(unlike, k) for k in NEIGHBORS if k < n]
+        for name, found in (("linear regression", linear), ("nearest neighbors", near)):
+            scores[name] = min((energy_scores(matrix, w) for w in found), key=np.mean)
+    uniform = (np.ones((n, n)) - np.eye(n)) / (n - 1)
+    scores["marginal of y"] = energy_scores(matrix, uniform)
+    summary, notes = compared(scores)
+    held = {}
+    if is_real(y):
+        held = _covered(np.asarray(weights), np.asarray(leave_out_residuals(model, _flat(y))))
+    return Report(
+        chosen={name: np.asarray(value) for name, value in values.items()},
+        errors=summary,
+        recovered=float("nan"),
+        coverage=held,
+        temperature=1.0,
+        notes=("The errors are energy scores of pairs that are left out.", *notes),
+    )
+
+
+def _flat(y: Array) -> Float[Array, "n d"]:
+    return y.reshape(y.shape[0], -1)
+
+
+def central_levels(weights: np.ndarray, values: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """Masses of the central intervals that end at the truth `[m, d]`; weights `[m, n]`."""
+    shares = np.maximum(weights, 0)
+    shares = shares / np.maximum(shares.sum(1, keepdims=True), np.finfo(shares.dtype).tiny)
+    levels = []
+    for column, true in zip(values.T, truth.T, strict=True):
+        below = (shares * (column < true[:, None])).sum(1)
+        equal = (shares * (column == true[:, None])).sum(1)
+        levels.append(np.abs(2 * (below + equal / 2) - 1))
+    return np.stack(levels, axis=1)
+
+
+def _covered(weights: np.ndarray, residuals: np.ndarray) -> dict[float, float]:
+    """How many residuals lie inside central intervals of the others."""
+    levels = central_levels(weights, residuals, residuals).reshape(-1)
+    return dict(zip(LEVELS, np.asarray(coverage(jnp.asarray(levels))).tolist(), strict=True))

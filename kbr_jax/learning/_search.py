@@ -1,0 +1,64 @@
+"""A search over ranges of parameters: first everywhere, then near the best."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import jax.numpy as jnp
+import numpy as np
+
+from .._typing import Array
+from ..tuning._progress import Progress
+
+Option = TypeVar("Option")
+#: Side of the box that is searched near the best, as a share of the ranges' logarithms.
+_NEAR = 0.4
+
+
+def quasi_random(count: int, dimension: int) -> np.ndarray:
+    """Points of the additive recurrence of the generalized golden ratio, in the unit cube."""
+    ratio = 2.0
+    for _ in range(50):
+        ratio = (1 + ratio) ** (1 / (dimension + 1))
+    steps = ratio ** -np.arange(1.0, dimension + 1)
+    return (0.5 + np.arange(1, count + 1)[:, None] * steps) % 1
+
+
+def search(
+    score: Callable[[Option, dict[str, Array]], Any],
+    options: Sequence[Option],
+    ranges: dict[str, tuple[float, float]],
+    trials: int,
+    refinements: int,
+    bar: Progress,
+) -> tuple[Option, dict[str, Array]]:
+    """The option and the values with the least score.
+
+    Of each option `trials` points in the ranges are tried, evenly spread in logarithms, then
+    `refinements` points around the best so far. A point may leave the ranges.
+    """
+    names = list(ranges)
+    low, high = (np.log([ranges[name][end] for name in names]) for end in (0, 1))
+    tried: list[tuple[float, Option, np.ndarray]] = []
+
+    def values_of(point):
+        return {name: jnp.asarray(v) for name, v in zip(names, np.exp(point), strict=True)}
+
+    def best():
+        return min(tried, key=lambda one: one[0])
+
+    def attempt(option, point):
+        value = float(score(option, values_of(point)))
+        tried.append((value if np.isfinite(value) else np.inf, option, point))
+        bar.update(1)
+        bar.show({"error": f"{best()[0]:.4g}"})
+
+    for unit in quasi_random(trials, len(names)):
+        for option in options:
+            attempt(option, low + unit * (high - low))
+    for unit in quasi_random(refinements, len(names)):
+        _, option, point = best()
+        attempt(option, point + _NEAR * (unit - 0.5) * (high - low))
+    value, option, point = best()
+    if not np.isfinite(value):
+        raise ValueError("No candidate gives a finite error. Look at the data: is it constant?")
+    return option, values_of(point)

@@ -1,0 +1,193 @@
+"""Conditional embeddings and posteriors that choose their own parameters."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import kbr_jax as kbr
+from kbr_jax.learning import _conditional, _posterior
+from kbr_jax.tuning import condition_adjusted, leave_out_residuals
+
+
+def close(found, expected, tolerance=1e-9):
+    np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
+
+
+def pairs(n, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, 3)) * np.array([1.0, 1.0, 100.0])
+    y = np.sin(2 * x[:, :1]) + 0.2 * rng.normal(size=(n, 1))
+    return jnp.asarray(x), jnp.asarray(y)
+
+
+@pytest.fixture(scope="module")
+def fast():
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (_conditional, _posterior):
+            for name, value in (("TRIALS", 8), ("REFINEMENTS", 4), ("STEPS", 10)):
+                patch.setattr(module, name, value)
+        yield
+
+
+def test_learned_conditional(fast):
+    x, y = pairs(200)
+    model, report = kbr.learn_conditional(x, y, progress=False)
+    new_x, new_y = pairs(300, 1)
+    error = jnp.sqrt(jnp.mean((kbr.mean(kbr.condition(model, new_x)) - new_y) ** 2))
+    assert float(error) < 0.35  # the noise is .2, the signal .7
+    own, other = report.errors["conditional embedding"][0], report.errors["nearest neighbors"][0]
+    assert own < 0.8 * other < report.errors["marginal of y"][0]
+    # The coordinates without signal get the widest bandwidths.
+    widths = np.asarray(report.chosen["bandwidth_x"])
+    assert widths[0] < 0.5 * widths[1:].min()
+    for nominal, share in report.coverage.items():
+        assert abs(share - nominal) < 0.15
+    assert "energy scores" in str(report)
+
+
+def test_learned_conditional_scores_are_those_of_refits(fast):
+    x, y = pairs(20)
+    model, report = kbr.learn_conditional(x, y, regularizer=1e-2, progress=False)
+    measure = kbr.kernels.Energy(jnp.mean(y, axis=0), kbr.kernels.coordinate_scale(y))
+    total = 0.0
+    for i in range(20):
+        rest = np.delete(np.arange(20), i)
+        part = kbr.fit_conditional(
+            model.kernel_x, model.kernel_y, x[rest], y[rest], regularizer=1e-2
+        )
+        total += float(kbr.regression_loss(part, x[i][None], y[i][None], kernel=measure)) / 20
+    close(report.errors["conditional embedding"][0], total, 1e-7)
+    close(model.regularizer, 1e-2)
+
+
+def test_learned_conditional_of_labels(fast):
+    x, y = pairs(100)
+    labels = (y[:, 0] > 0).astype(int)
+    model, report = kbr.learn_conditional(x, labels, progress=False)
+    assert isinstance(model.kernel_y, kbr.Delta)
+    own, marginal = report.errors["conditional embedding"][0], report.errors["marginal of y"][0]
+    assert own < 0.6 * marginal and report.coverage == {}
+    backward, _ = kbr.learn_conditional(labels, y, progress=False)
+    means = kbr.mean(kbr.condition(backward, jnp.asarray([0, 1])))
+    assert float(means[0, 0]) < 0 < float(means[1, 0])
+
+
+def test_adjusted_atoms_by_hand():
+    x, y = pairs(15)
+    kernel = kbr.Gaussian(jnp.array([0.5, 1.0, 100.0]))
+    model = kbr.fit_conditional(kernel, None, x, y, regularizer=1e-2)
+    residuals = leave_out_residuals(model, y)
+    found = condition_adjusted(model, residuals, x[0] + 0.1)
+    weights = np.asarray(kbr.condition(model, x[0] + 0.1).weights)
+    mass = weights.sum()
+    near = np.clip(2 * mass, 0, 1)
+    close(found.points[:15], weights @ np.asarray(y) / mass + np.asarray(residuals))
+    close(found.points[15:], y)
+    close(found.weights, np.append(near * weights / mass, np.full(15, (1 - near) / 15)))
+    far = condition_adjusted(model, residuals, x[0] + 1e4)
+    close(kbr.quantile(far, 0.3), kbr.quantile(kbr.embed(None, y), 0.3))
+    with pytest.raises(ValueError, match="`residuals` has shape"):
+        condition_adjusted(model, residuals[:3], x[0])
+    with pytest.raises(ValueError, match="must be one point"):
+        condition_adjusted(model, residuals, x)
+
+
+def test_adjusted_intervals_hold_what_they_say():
+    """Within a wide kernel the mean moves, and intervals of `condition` are too wide by that."""
+    rng = np.random.default_rng(0)
+
+    def simulated(n):
+        theta = rng.uniform(0, 3, (n, 1))
+        noise = (0.1 + 0.3 * np.abs(theta - 1.5)) * rng.normal(size=(n, 1))
+        return jnp.asarray(theta), jnp.asarray(theta + noise)
+
+    theta, seen = simulated(500)
+    model = kbr.fit_conditional(kbr.Gaussian(1.2), None, seen, theta, regularizer=1e-3)
+    residuals = leave_out_residuals(model, theta)
+    truth, queries = simulated(1000)
+
+    def share(low, high):
+        return float(jnp.mean((low <= truth) & (truth <= high)))
+
+    plain = kbr.credible_interval(kbr.condition(model, queries), 0.8)
+    adjusted = jax.vmap(
+        lambda o: kbr.credible_interval(condition_adjusted(model, residuals, o), 0.8)
+    )
+    low, high = jax.jit(adjusted)(queries)
+    assert share(*plain) > 0.85
+    assert 0.75 < share(low, high) < 0.85
+    assert float(jnp.mean(high - low)) < 0.8 * float(jnp.mean(plain[1] - plain[0]))
+    # Where nothing was simulated the interval is the prior's, not a point of width 0.
+    low, high = kbr.credible_interval(
+        condition_adjusted(model, residuals, jnp.asarray([30.0])), 0.8
+    )
+    assert float(low[0]) < 0.5 and float(high[0]) > 2.5
+
+
+def posterior_pairs(n=150):
+    rng = np.random.default_rng(3)
+    x = rng.uniform(-4, 4, size=(n, 1))
+    return jnp.asarray(x), jnp.asarray(x**2 / 4 + 0.3 * rng.normal(size=(n, 1)))
+
+
+def test_learned_posterior(fast):
+    """Two values of x explain y = 1, and the prior says which."""
+    x, y = posterior_pairs()
+    prior = 1.5 + 0.7 * jax.random.normal(jax.random.key(0), (100, 1))
+    posterior, report = kbr.learn_posterior(x, y, prior=prior, progress=False)
+    grid = np.linspace(-4, 6, 4001)
+    density = np.exp(-((grid - 1.5) ** 2) / 0.98 - (1 - grid**2 / 4) ** 2 / 0.18)
+    exact = grid @ density / density.sum()
+    found = kbr.mean(posterior(jnp.asarray([1.0])))
+    assert abs(float(found[0]) - exact) < 0.25
+    assert report.errors["posterior"][0] < 0.7 * report.errors["prior"][0]
+    batch = posterior(jnp.asarray([[1.0], [0.5]]))
+    close(kbr.mean(batch)[0], found, 1e-7)
+    expected = kbr.bayes_rule(
+        posterior.model,
+        posterior.prior,
+        jnp.asarray([1.0]),
+        regularizer=posterior.regularizer,
+        estimator=posterior.estimator,
+    )
+    close(posterior(jnp.asarray([1.0])).weights, expected.weights)
+
+
+def test_learned_posterior_of_labels(fast):
+    x, y = posterior_pairs()
+    labels = (x[:, 0] > 1).astype(int)
+    posterior, report = kbr.learn_posterior(labels, y, progress=False, regularizer=1e-3)
+    assert report.coverage == {} and "bandwidth_x" not in report.chosen
+    close(posterior.model.regularizer, 1e-3)
+
+
+def test_a_prior_elsewhere_is_refused():
+    """The first version answered with the posterior of a flat prior."""
+    x, y = posterior_pairs()
+    model = kbr.fit_conditional(kbr.Gaussian(0.5), kbr.Gaussian(0.3), x, y, regularizer=1e-4)
+    prior = kbr.embed(kbr.Gaussian(0.5), 30 + x[:20])
+    for estimator in ("pairs", "prior", "importance"):
+        with pytest.raises(ValueError, match=r"Of the `prior` .* lies on the training x"):
+            kbr.bayes_rule(model, prior, y[0], regularizer=1e-3, estimator=estimator)
+    filt = kbr.fit_filter(None, None, x, y, regularizer=1e-3, posterior_regularizer=1e-4)
+    with pytest.raises(ValueError, match=r"Of the `prior`"):
+        kbr.run_filter(filt, y[:3], prior=prior)
+    with pytest.raises(ValueError, match=r"Of the `prior`"):
+        kbr.learn_posterior(x, y, prior=30 + x[:20], progress=False)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x, y: kbr.learn_conditional(x[:5], y[:5]), "at least 10 pairs"),
+        (lambda x, y: kbr.learn_conditional(x, y[:50]), "`y`"),
+        (lambda x, y: kbr.learn_conditional(x, y, regularizer=-1.0), "must be positive"),
+        (lambda x, y: kbr.learn_posterior(x[:20], y[:20]), "at least 50 pairs"),
+        (lambda x, y: kbr.learn_posterior(x, y, bandwidth=1.0), "`bandwidth` is not a parameter"),
+        (lambda x, y: kbr.learn_posterior(x, y, prior=x[:, 0]), "`prior`"),
+    ],
+)
+def test_errors(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(*posterior_pairs())
