@@ -4,6 +4,7 @@ Shapes and dtypes at trace time, values where they are concrete.
 """
 
 import operator
+import warnings
 from typing import Any
 
 import equinox as eqx
@@ -221,8 +222,15 @@ def as_float(value: ArrayLike) -> Float[Array, "..."]:
 
 
 def as_regularizer(value: ArrayLike, name: str, dtype: jnp.dtype) -> Float[Array, ""]:
-    """A positive scalar in the dtype of the computation."""
-    return as_positive(value, name, scalar=True).astype(dtype)
+    """A positive scalar in the dtype of the computation; a warning where that cannot hold it."""
+    found = as_positive(value, name, scalar=True)
+    if is_concrete(found) and float(found) < jnp.finfo(dtype).eps:
+        warnings.warn(
+            f"`{name}` = {float(found):.1e} is below the rounding of {jnp.dtype(dtype).name} "
+            f"({jnp.finfo(dtype).eps:.0e}) and acts like 0: take a larger one, or float64.",
+            stacklevel=3,
+        )
+    return found.astype(dtype)
 
 
 def as_count(value: object, name: str, points: Points = None, points_name: str = "") -> int:

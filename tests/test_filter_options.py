@@ -252,3 +252,61 @@ def test_a_known_likelihood_is_bayes_rule_on_the_training_states():
     assert far.predictive_value[0] == 0
     nearest = int(np.argmin(np.sum((np.asarray(s) - np.asarray(TESTS[0]) - 20) ** 2, axis=1)))
     assert int(np.argmax(far.weights[0])) == nearest and np.isclose(far.weights[0].sum(), 1)
+
+
+def walking(n=200, seed=0):
+    rng = np.random.default_rng(seed)
+    states = np.clip(np.cumsum(0.2 * rng.normal(size=(n, 1)), axis=0), -2, 2)
+    return jnp.asarray(states), jnp.asarray(states + 0.2 * rng.normal(size=(n, 1)))
+
+
+def diagnosed(change=lambda o: o, bandwidth=0.5, regularizer=1e-4, delta=1e-4, **options):
+    states, seen = walking()
+    filt = kbr.fit_filter(
+        kbr.Gaussian(bandwidth),
+        kbr.Gaussian(0.5),
+        states,
+        seen,
+        regularizer=regularizer,
+        posterior_regularizer=delta,
+        **options,
+    )
+    run = kbr.run_filter(filt, change(walking(60, 1)[1]))
+    return run, kbr.diagnose(filt, run)
+
+
+def test_a_good_run_has_no_notes():
+    run, found = diagnosed()
+    assert found.notes == () and "Nothing" in str(found)
+    shares = np.maximum(run.predicted, 0)
+    shares = shares / shares.sum(1, keepdims=True)
+    np.testing.assert_allclose(found.effective_size, 1 / (shares**2).sum(1))
+    np.testing.assert_allclose(found.mass, np.asarray(run.weights).sum(1))
+
+
+@pytest.mark.parametrize(
+    ("words", "settings"),
+    [
+        ("prior stands on fewer than 3 points", {"bandwidth": 0.003, "regularizer": 1e-8}),
+        ("beyond the reach", {"change": lambda o: o.at[5].set(1e3)}),
+        ("From step 20 to 39", {"change": lambda o: o.at[20:40].set(-o[20:40] + 5)}),
+        ("sum to far from 1", {"delta": 100.0}),
+        (
+            "sum to far from 1, first at step 10",
+            {"change": lambda o: o.at[10].set(5.5), "clipping": kbr.Clipping(False, 0.0, False)},
+        ),
+        ("`max_active` cuts", {"max_active": 3}),
+    ],
+)
+def test_a_bad_run_is_diagnosed(words, settings):
+    run, found = diagnosed(**settings)
+    assert any(words in note for note in found.notes), (str(found), run.predictive_value)
+
+
+def test_diagnose_takes_runs():
+    states, seen = walking()
+    filt = kbr.fit_filter(None, None, states, seen, regularizer=1e-3, posterior_regularizer=1e-4)
+    runs = kbr.run_filter(filt, [seen[:20], seen[:30]])
+    assert [one.mass.shape for one in kbr.diagnose(filt, runs)] == [(20,), (30,)]
+    with pytest.raises(ValueError, match="run of one sequence"):
+        kbr.diagnose(filt, jax.tree.map(lambda leaf: leaf[None], runs[0]))

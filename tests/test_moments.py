@@ -246,8 +246,8 @@ def test_max_active_takes_the_most_likely_cells_of_a_flat_prior():
 
 
 def test_where_clipping_leaves_nothing_all_points_weigh_the_same():
-    far, options = (
-        kbr.embed(KX, jnp.full((1, 2), 100.0)),
+    negative, options = (
+        kbr.embed(KX, X[:1], jnp.asarray([-1.0])),
         {
             "regularizer": 1e-3,
             "clipping": kbr.Clipping(True, 0.0, False),
@@ -255,9 +255,11 @@ def test_where_clipping_leaves_nothing_all_points_weigh_the_same():
     )
     for estimator in ("pairs", "importance"):
         ours = kbr.bayes_rule(
-            moment_model(every_point_a_cell()), far, NEW[:3], estimator=estimator, **options
+            moment_model(every_point_a_cell()), negative, NEW[:3], estimator=estimator, **options
         )
-        expected = kbr.bayes_rule(weights_model(), far, NEW[:3], estimator=estimator, **options)
+        expected = kbr.bayes_rule(
+            weights_model(), negative, NEW[:3], estimator=estimator, **options
+        )
         close(in_span(ours, KX, LX), in_span(expected, KX, LX))
 
 

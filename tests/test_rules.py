@@ -792,5 +792,8 @@ def test_as_the_posterior_regularizer_vanishes_the_prior_drops_out():
     gram = gaussian(Y, Y, H_Y)
     limit = np.linalg.solve(gram, gaussian(Y, QUERIES, H_Y)).T
     queries = jnp.asarray(QUERIES)
-    posterior = kbr.bayes_rule(model, prior_of(), queries, regularizer=1e-22, clipping=PRINTED)
+    with pytest.warns(
+        UserWarning, match="`regularizer` = 1.0e-22 is below the rounding of float64"
+    ):
+        posterior = kbr.bayes_rule(model, prior_of(), queries, regularizer=1e-22, clipping=PRINTED)
     close(posterior.weights, limit, 1e-4, 1e-6)

@@ -12,6 +12,7 @@ from ._base import (
     state_mean,
 )
 from ._cusum import CusumRestartFilter, fit_cusum_restart
+from ._diagnosis import Diagnosis, diagnose
 from ._discriminant import DiscriminantLikelihood, fit_discriminant
 from ._kernel_bayes import KernelBayesFilter, KernelBayesState, fit_filter
 from ._known import GaussianTransition, KnownLikelihood, SimulatedTransition, known_likelihood
@@ -24,6 +25,7 @@ __all__ = [
     "AbstractFilter",
     "ConditionalEmbeddingFilter",
     "CusumRestartFilter",
+    "Diagnosis",
     "DiscriminantLikelihood",
     "FilterOutput",
     "GaussianTransition",
@@ -33,6 +35,7 @@ __all__ = [
     "SimulatedTransition",
     "belief",
     "delay_embedding",
+    "diagnose",
     "filter_step",
     "fit_conditional_embedding_filter",
     "fit_cusum_restart",

@@ -327,7 +327,7 @@ def single_prior_weights(model: AbstractEmission, prior: Embedding) -> Float[Arr
     total = jnp.sum(prior.weights)
     # A prior of mass 0, as of the printed 2009 estimator, has no share.
     if all(map(is_concrete, (weights, total))) and abs(float(total)) > LEAST_SHARE:
-        share = float(jnp.sum(model.mass(weights)) / total)
+        share = float(jnp.sum(model.mass(weights))) / float(total)
         if not share >= LEAST_SHARE:
             raise ValueError(
                 f"Of the `prior` {100 * share:.2g} % lies on the training x, so that Bayes' rule "

@@ -1,0 +1,136 @@
+"""What went wrong in a run, in words that name the cause."""
+
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+
+from ..embedding import Embedding
+from ._base import AbstractFilter
+
+#: A prior on fewer points than this cannot follow a state, and a share of steps below it is said.
+FEW_POINTS, SHARE = 3.0, 0.1
+#: A value this many times below the typical one of the run, for this many steps, is said.
+DROP, STEPS = 10.0, 10
+#: Mass of beliefs that is far from 1, and mass that `max_active` cuts and that is said.
+MASSES, CUT = (0.2, 5.0), 0.05
+
+
+class Diagnosis(eqx.Module):
+    r"""Numbers of a run by which a filter fails. `print(diagnosis)` says what they mean.
+
+    - `effective_size` `[T]`: of the prior of each step, $1 / \sum_i p_i^2$ with the clipped and
+      normalized weights p.
+    - `mass` `[T]`: sum of the weights of each belief. Beliefs are read as if it were 1.
+    - `lost`: first and last step of the longest stretch of observed steps whose predictive
+      value is less than a tenth of the run's upper quartile; `(0, 0)` for none.
+    - `notes`: sentences, none where nothing is wrong.
+    """
+
+    effective_size: np.ndarray
+    mass: np.ndarray
+    lost: tuple[int, int]
+    notes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(self.notes) or "Nothing in these numbers is wrong."
+
+    __repr__ = __str__
+
+
+def diagnose(filt: AbstractFilter, run: Any) -> Any:
+    """Look at a run for what makes filters fail, and name causes and remedies.
+
+    It looks for priors on few points, long stretches of unexpected observations, observations
+    beyond the reach of the kernel, beliefs of a mass far from 1, and mass cut by `max_active`.
+
+    **Arguments:** `run`, what `run_filter` returned. It is not for use inside `jit`.
+
+    **Returns:** a `Diagnosis`; a list for a list of runs. Cost O(T n). **Raises:** `ValueError` for
+    a single step, or a batch of `vmap`.
+    """
+    if isinstance(run, list):
+        return [diagnose(filt, one) for one in run]
+    if jnp.ndim(run.predictive_value) != 1:
+        raise ValueError("Diagnose the run of one sequence; give several as a list.")
+    prior = np.maximum(np.asarray(run.predicted), 0)
+    shares = prior / np.maximum(prior.sum(1, keepdims=True), np.finfo(prior.dtype).tiny)
+    with np.errstate(divide="ignore"):
+        size = 1 / (shares**2).sum(1)
+    belief: Embedding = filt.embed(run.weights)
+    mass = np.asarray(belief.weights).sum(1)
+    values, cut = np.asarray(run.predictive_value), np.asarray(run.discarded)
+    lost = _longest(values)
+    notes: list[Any] = [
+        _few_points(size),
+        _unexpected(values, lost),
+        _unreachable(values),
+        _far_from_one(mass),
+        _discarded(cut),
+    ]
+    return Diagnosis(size, mass, lost, tuple(note for note in notes if note))
+
+
+def _longest(values: np.ndarray) -> tuple[int, int]:
+    """The longest stretch of low values; missing observations neither count nor end it."""
+    seen = np.flatnonzero(~np.isnan(values))
+    if not seen.size:
+        return 0, 0
+    low = values[seen] * DROP < np.quantile(values[seen], 0.75)
+    ends = np.flatnonzero(np.diff(np.concatenate([[0], low, [0]])))
+    stretches = list(zip(ends[::2], ends[1::2], strict=True))
+    if not stretches:
+        return 0, 0
+    start, stop = max(stretches, key=lambda pair: pair[1] - pair[0])
+    return int(seen[start]), int(seen[stop - 1])
+
+
+def _few_points(size: np.ndarray) -> str | None:
+    share = float(np.mean(size < FEW_POINTS))
+    if share < SHARE:
+        return None
+    return (
+        f"In {share:.0%} of the steps the prior stands on fewer than {FEW_POINTS:.0f} points: take "
+        f"a wider kernel of the states, a larger regularizer, less truncation, or more data."
+    )
+
+
+def _unexpected(values: np.ndarray, lost: tuple[int, int]) -> str | None:
+    steps = int(np.sum(~np.isnan(values[lost[0] : lost[1] + 1])))
+    if lost[1] == lost[0] or steps < STEPS:
+        return None
+    return (
+        f"From step {lost[0]} to {lost[1]} the observations are {DROP:.0f} times less expected "
+        f"than elsewhere: the belief may be wrong there. A `RivalFilter` leaves such a belief; a "
+        f"wider kernel of the observations recovers sooner."
+    )
+
+
+def _unreachable(values: np.ndarray) -> str | None:
+    count = int(np.sum(values == 0))
+    if count == 0:
+        return None
+    return (
+        f"{count} observations are beyond the reach of the kernel and were taken as missing: they "
+        f"are unlike all in training, or the bandwidth of the observations is too small."
+    )
+
+
+def _far_from_one(mass: np.ndarray) -> str | None:
+    far = ~((mass >= MASSES[0]) & (mass <= MASSES[1]))
+    if not far.any():
+        return None
+    step = int(np.argmax(far))
+    return (
+        f"The weights of {int(far.sum())} beliefs sum to far from 1, first at step {step} "
+        f"({mass[step]:.2g}): the regularizer of Bayes' rule is too large, or the clipping does "
+        f"not normalize and one unlike observation took the mass."
+    )
+
+
+def _discarded(cut: np.ndarray) -> str | None:
+    share = float(np.mean(cut))
+    if share < CUT:
+        return None
+    return f"`max_active` cuts {share:.0%} of the prior's mass in the mean: raise it."
