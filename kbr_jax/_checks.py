@@ -4,6 +4,7 @@ Shapes and dtypes at trace time, values where they are concrete.
 """
 
 import operator
+import os
 import warnings
 from typing import Any
 
@@ -24,12 +25,45 @@ def is_concrete(x: object) -> bool:
     return not isinstance(x, jax.core.Tracer)
 
 
+def as_arrays(points: Points, name: str) -> Points:
+    """`points` with leaves that are arrays; data frames and lists of numbers are arrays."""
+    if isinstance(points, list) and all(np.ndim(leaf) == 0 for leaf in jax.tree.leaves(points)):
+        try:
+            return jnp.asarray(np.asarray(points))
+        except ValueError:
+            raise ValueError(f"The rows of `{name}` have different lengths.") from None
+
+    def one(leaf):
+        try:
+            return jnp.asarray(leaf.to_numpy() if hasattr(leaf, "to_numpy") else leaf)
+        except TypeError:
+            raise ValueError(
+                f"`{name}` holds {type(leaf).__name__}, which is no array of numbers: turn words "
+                f"into integer labels, and take columns of one kind from a table."
+            ) from None
+
+    return jax.tree.map(one, points)
+
+
+def check_memory(rows: int, columns: int, dtype: Any, name: str, remedy: str) -> None:
+    """Raise a `ValueError` for a matrix larger than the memory of the machine."""
+    needed = rows * columns * jnp.dtype(dtype).itemsize
+    found = (jax.devices()[0].memory_stats() or {}).get("bytes_limit")
+    if found is None and hasattr(os, "sysconf"):
+        found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if found is not None and needed > found:
+        raise ValueError(
+            f"The {rows} x {columns} Gram matrix of {name} takes {needed / 1e9:.0f} GB, and there "
+            f"are {found / 1e9:.0f}: {remedy}."
+        )
+
+
 def as_points(points: Points, name: str) -> Points:
     """`points` with array leaves `[n, ...]` of one n >= 1.
 
     Else a `ValueError` that names the argument.
     """
-    points = jax.tree.map(jnp.asarray, points)
+    points = as_arrays(points, name)
     leaves = jax.tree.leaves(points)
     if not leaves:
         raise ValueError(f"`{name}` holds no arrays; pass an array [n, ...] or a tuple of them.")
@@ -150,7 +184,7 @@ def as_batch(
     sample is a batch, a leaf with one axis less is one point, anything else is a `ValueError`. Real
     numbers get the precision of the reference.
     """
-    points = like(jax.tree.map(jnp.asarray, points), reference)
+    points = like(as_arrays(points, name), reference)
     if jax.tree.structure(points) == jax.tree.structure(reference):
         pairs = list(zip(jax.tree.leaves(points), jax.tree.leaves(reference), strict=True))
         if all(leaf.shape == other.shape[1:] for leaf, other in pairs):

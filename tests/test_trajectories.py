@@ -222,3 +222,54 @@ FILTER = kbr.fit_filter(*KERNELS, STATES, SEEN, **RIDGES)
 def test_bad_lists(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+class Table:
+    """What a data frame offers."""
+
+    def __init__(self, rows):
+        """Keep the rows."""
+        self.rows = np.asarray(rows)
+
+    def to_numpy(self):
+        return self.rows
+
+
+def test_lists_of_numbers_and_tables_are_samples():
+    x, y = RNG.normal(size=(12, 2)), RNG.normal(size=12)
+    model = kbr.fit_conditional(None, None, jnp.asarray(x), jnp.asarray(y), regularizer=0.1)
+    expected = kbr.condition(model, jnp.asarray(x[:3])).weights
+    for rows, values in ((x.tolist(), y.tolist()), (Table(x), Table(y)), (x, y)):
+        again = kbr.fit_conditional(None, None, rows, values, regularizer=0.1)
+        np.testing.assert_allclose(kbr.condition(again, rows).weights[:3], expected, rtol=1e-9)
+        np.testing.assert_allclose(kbr.condition(again, x[0].tolist()).weights, expected[0])
+    with pytest.raises(ValueError, match="rows of `points` have different lengths"):
+        kbr.embed(None, [[1.0, 2.0], [3.0]])
+    with pytest.raises(ValueError, match="no array of numbers"):
+        kbr.embed(None, np.array(["a", "b"]))
+
+
+@pytest.mark.parametrize(
+    ("call", "remedy"),
+    [
+        (lambda x: kbr.fit_conditional(None, None, x, x, regularizer=0.1), "landmarks"),
+        (
+            lambda x: kbr.hypotheses.two_sample_test(None, x, x, key=jax.random.key(0)),
+            "block_two_sample_test",
+        ),
+        (
+            lambda x: kbr.hypotheses.independence_test(None, None, x, x, key=jax.random.key(0)),
+            "`landmarks`",
+        ),
+    ],
+)
+def test_too_many_points_are_refused_with_a_remedy(call, remedy):
+    with pytest.raises(ValueError, match=rf"Gram matrix of .* takes .* GB, .*{remedy}"):
+        call(jnp.asarray(RNG.normal(size=(500_000, 1))))
+
+
+def test_distances_of_many_points_take_blocks():
+    x = jnp.asarray(RNG.normal(size=(30_000, 1)))
+    kernel = kbr.Gaussian(0.5)
+    found = jax.jit(kbr.mmd).lower(kbr.embed(kernel, x), kbr.embed(kernel, x + 1))
+    assert found.compile().memory_analysis().temp_size_in_bytes < 8 * 30_000**2 / 20

@@ -11,9 +11,10 @@ an embedding is the weighted sum of its points' coordinates.
 import abc
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 
-from .._checks import as_batch, size, take
+from .._checks import as_batch, check_memory, size, take
 from .._numerics import (
     AbstractFactor,
     matmul,
@@ -320,6 +321,9 @@ def dense_gram(
     kernel: AbstractKernel, points: Points, mask: Bool[Array, " n"] | None = None
 ) -> DenseGram:
     """The sample with its exact Gram matrix, for checked arguments. Cost O(n^2 d)."""
+    n = size(points)
+    dtype = jax.eval_shape(kernel.diagonal, points).dtype
+    check_memory(n, n, dtype, "a sample", "give landmarks, for example a rank of 500")
     matrix = kernel.gram(points, points)
     if mask is not None:
         matrix = jnp.where(mask[:, None] & mask[None, :], matrix, 0)

@@ -7,7 +7,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._checks import as_count, as_points, as_regularizer, check_finite, check_same_size, size, take
+from .._checks import (
+    as_count,
+    as_points,
+    as_regularizer,
+    check_finite,
+    check_memory,
+    check_same_size,
+    size,
+    take,
+)
 from .._numerics import matmul, psd_factor
 from .._typing import Array, ArrayLike, Float, Points, PRNGKeyArray
 from ..embedding import embed_joint
@@ -52,6 +61,10 @@ def independence_test(
     warn_of_scale(kernels[1], joint.y, "y")
     draws = as_count(num_permutations, "num_permutations")
     if landmarks is None:
+        dtype = jax.eval_shape(kernels[0].diagonal, joint.x).dtype
+        check_memory(
+            size(joint.x), size(joint.x), dtype, "the pairs", "give `landmarks`, for example 50"
+        )
         return from_null(*_exact(kernels, joint.x, joint.y, key, draws))
     phi, psi = (
         fit_features(k, p, landmarks) for k, p in zip(kernels, (joint.x, joint.y), strict=True)
@@ -90,7 +103,7 @@ def _exact(
             jnp.sum(block * jnp.take(columns[:, i : i + step], order[i:], axis=0, mode="clip"))
             for i, block in blocks
         ]
-        return sum(parts, jnp.zeros((), k.dtype)) / n**2
+        return sum(parts, jnp.zeros((), k.dtype)) / n / n
 
     null = simulate(key, draws, lambda one: jax.random.permutation(one, n), _one_by_one(statistic))
     return statistic(jnp.arange(n)), null, magnitude
@@ -111,7 +124,7 @@ def _low_rank(phi: Float[Array, "n r"], psi: Float[Array, "n s"], key: PRNGKeyAr
     phi, psi = centers[0].T, centers[1]
 
     def statistic(order):
-        return jnp.sum(matmul(phi, take(psi, order)) ** 2) / n**2
+        return jnp.sum(matmul(phi, take(psi, order)) ** 2) / n / n
 
     null = simulate(key, draws, lambda one: jax.random.permutation(one, n), _one_by_one(statistic))
     return statistic(jnp.arange(n)), null, sizes[0] * sizes[1]

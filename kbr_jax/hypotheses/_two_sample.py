@@ -11,7 +11,15 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.stats import norm
 
-from .._checks import as_count, as_points, check_alike, check_finite, check_same_size, size
+from .._checks import (
+    as_count,
+    as_points,
+    check_alike,
+    check_finite,
+    check_memory,
+    check_same_size,
+    size,
+)
 from .._numerics import matmul, safe_sqrt
 from .._typing import Array, Float, Points, PRNGKeyArray
 from ..kernels import AbstractKernel, KernelLike, kernel_for, warn_of_scale
@@ -86,6 +94,9 @@ def two_sample_test(
     True
     """
     kernels, x, y = _checked(kernel, x, y)
+    total = size(x) + size(y)
+    dtype = jax.eval_shape(kernels[0].diagonal, x).dtype
+    check_memory(total, total, dtype, "the pooled sample", "take `block_two_sample_test`")
     if null == "signs":
         check_same_size(y, "y", x, "x")
         run = _signs
@@ -126,7 +137,7 @@ def _permutations(
         within = jnp.sum(matmul(chosen, grams) * chosen, axis=-1)
         across = matmul(rows, chosen.T) - within
         other = jnp.sum(rows, axis=-1)[:, None] - 2 * across - within
-        return (within / (n * (n - 1)) + other / (m * (m - 1)) - 2 * across / (n * m)).T
+        return (within / n / (n - 1) + other / m / (m - 1) - 2 * across / n / m).T
 
     null = simulate(key, draws, lambda one: jax.random.permutation(one, first), statistics)
     return statistics(first[None])[0], null, magnitude
@@ -138,7 +149,7 @@ def _signs(
 ):
     n = size(x)
     h = jnp.stack([_pairs(kernel, x, y) for kernel in kernels])
-    scale = n * (n - 1)
+    scale = float(n * (n - 1))
 
     def statistics(signs: Float[Array, "b n"]) -> Float[Array, "b kernels"]:
         return jnp.sum(matmul(signs, h) * signs, axis=-1).T / scale
