@@ -243,8 +243,11 @@ def plot_report(report: Report, *, axis: Any = None) -> Any:
     means, spreads = zip(*report.errors.values(), strict=True)
     axis.barh(names, means, xerr=spreads, color=[_BLUE] + ["lightgray"] * (len(names) - 1))
     axis.invert_yaxis()
-    shares = ", ".join(f"{c:.0%} in {u:.0%}" for u, c in report.coverage.items())
-    axis.set(xlabel="held-out error", title=f"truth inside regions: {shares}")
+    axis.set_xlabel("held-out error")
+    if report.coverage:
+        parts = zip(*report.coverage.items(), strict=True)
+        nominal, shares = (", ".join(f"{100 * u:.0f}" for u in part) for part in parts)
+        axis.set_title(f"{nominal} % regions hold {shares} %", fontsize="medium", loc="right")
     return axis
 
 

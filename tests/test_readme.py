@@ -100,6 +100,19 @@ def test_learning_example(tmp_path, monkeypatch):
     assert kbr.load("parameters.kbr") == jax.tree.map(float, tuned.parameters)
 
 
+def test_conditional_example(monkeypatch):
+    import kbr_jax as kbr
+    from kbr_jax.learning import _conditional
+
+    for name, value in (("TRIALS", 6), ("REFINEMENTS", 2), ("STEPS", 4)):
+        monkeypatch.setattr(_conditional, name, value)
+    x = jnp.linspace(-2, 2, 60)[:, None]
+    names = {"kbr": kbr, "x": x, "y": jnp.sin(x), "x_new": jnp.asarray([1.0])}
+    exec(GUIDE[2], names)
+    assert float(names["low"][0]) <= float(names["high"][0])
+    np.testing.assert_allclose(kbr.mean(names["forecast"]), jnp.sin(1.0), atol=0.1)
+
+
 def test_belief_propagation_example():
     import kbr_jax as kbr
 
@@ -122,7 +135,7 @@ def test_belief_propagation_example():
             "seen": seen,
             "depths": depths,
         }
-        exec(GUIDE[2], names)
+        exec(GUIDE[3], names)
         return names["depth"]
 
     depth = run(pairs, jnp.asarray(rng.normal(size=(6, 2))), jnp.linspace(0, 1, 30))
@@ -138,7 +151,7 @@ def test_dynamics_example():
     ]
     labeled = [(x, (x[:, 0] > 0.5 * t).astype(int)) for t, x in enumerate(samples)]
     names = {"kbr": kbr, "list_of_samples": samples, "labeled": labeled}
-    exec(GUIDE[3], names)
+    exec(GUIDE[4], names)
     assert names["points"].shape == (200, 2)
     assert bool(
         jnp.all(
@@ -152,6 +165,6 @@ def test_likelihood_free_example(capsys):
     import kbr_jax as kbr
 
     names = {"jax": jax, "jnp": jnp, "kbr": kbr}
-    exec(GUIDE[4], names)
+    exec(GUIDE[5], names)
     assert capsys.readouterr().out and names["samples"].shape == (50, 2)
     assert abs(float(kbr.mean(names["posterior"])[0]) - 0.95) < 0.3
