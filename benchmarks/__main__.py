@@ -28,6 +28,7 @@ MODULES = [
     "camera_demo",
     "indoor",
     "rat",
+    "rat_figure",
     "bimodal_tree",
     "depth",
     "extrapolation",

@@ -376,3 +376,13 @@ def test_ties_and_padding_count_once():
         kbr.Gaussian(1.0), jnp.asarray([1.0, 1.0, 2.0, 2.0]), jnp.asarray([0.25, 0.25, 0.5, 0.0])
     )
     close(kbr.quantile(embedding, jnp.asarray([0.5, 0.51])), [1.0, 2.0])
+
+
+def test_an_observation_beyond_the_simulations_has_no_interval():
+    """The first version gave an interval of width 0 at the nearest simulation."""
+    theta, data = jnp.asarray(THETA[:, :1]), jnp.asarray(DATA[:, :1])
+    model = kbr.fit_conditional(kbr.Gaussian(0.3), None, data, theta, regularizer=1e-3)
+    posterior = kbr.condition(model, jnp.max(data, axis=0) + 1.4)
+    assert 0 < abs(float(posterior.mass)) < 0.01
+    low, high = kbr.credible_interval(posterior, 0.9)
+    assert bool(jnp.isnan(low[0]) & jnp.isnan(high[0]))

@@ -18,6 +18,9 @@ from ._embedding import (
     normalized,
 )
 
+#: Sum of the weights below which a belief says nothing: its nearest training points would decide.
+LEAST_MASS = 0.01
+
 
 def squared_mmd(p: Embedding, q: Embedding, *, unbiased: bool = False) -> Float[Array, "*batch"]:
     r"""Squared maximum mean discrepancy $|\mu_p - \mu_q|^2$.
@@ -191,10 +194,11 @@ def quantile(
 
     **Returns:** `[..., *shape]`, with a leading axis `[q]` if u is a vector. Between the least and
     the largest value; piecewise constant in the weights, so that gradients reach the values only.
-    NaN where the weights cannot be a distribution: where their sum is NaN, infinite, not positive,
-    or positive by rounding alone (`normalize`). The indicator of a set is not in the RKHS of a
-    smooth kernel: expect the error of F at a scale below the kernel's bandwidth. Cost O(b s n (log
-    n + q)) for b embeddings and s coordinates.
+    NaN where the weights cannot be a distribution: where their sum is NaN, infinite, below .01, or
+    positive by rounding alone (`normalize`). A belief of such a mass is far from all training
+    points: see its `mass`. Normalize weights on another scale first. The indicator of a set is not
+    in the RKHS of a smooth kernel: expect the error of F at a scale below the kernel's bandwidth.
+    Cost O(b s n (log n + q)) for b embeddings and s coordinates.
 
     **Raises:** `ValueError` for probabilities outside [0, 1] or of two axes, and for values that
     are not one real array.
@@ -219,7 +223,7 @@ def quantile(
     found = jax.vmap(lambda column: _rearranged(shares, column, levels.reshape(-1)), 1, 2)(rows)
     # Comparisons with NaN, or with shares of nothing, would find an end of the sample. Shares add
     # up to 1 unless guarded.
-    known = (jnp.sum(weights, axis=1) > 0) & (jnp.sum(shares, axis=1) > 0.5)
+    known = (jnp.sum(weights, axis=1) >= LEAST_MASS) & (jnp.sum(shares, axis=1) > 0.5)
     found = jnp.where(known[:, None], found, jnp.nan)
     return found.reshape(*levels.shape, *embedding.weights.shape[:-1], *values.shape[1:])
 

@@ -18,7 +18,8 @@ from ._stationary import AbstractShiftInvariant, Gaussian
 #: Points that bandwidths are read from, evenly spaced in the sample.
 _POINTS = 1000
 #: Rows of a Gram matrix that are looked at, values that count as 0 or 1, and ratios of scales.
-_ROWS, _TINY, _RATIO = 100, 1e-6, 100
+#: Many coordinates, such as those on principal axes, may differ as much on purpose.
+_ROWS, _TINY, _RATIO, _COLUMNS = 100, 1e-6, 100, 16
 
 
 def coordinate_scale(
@@ -90,7 +91,7 @@ def warn_of_scale(kernel: AbstractKernel, x: Points, name: str) -> None:
         problem = "is 0 between all points, as if all were unlike: the bandwidth is too small"
     elif others.min() > 1 - _TINY and most > 0:
         problem = "is 1 between all points, as if all were equal: the bandwidth is too large"
-    elif kernel.bandwidth.ndim == 0 and most > _RATIO * least:
+    elif kernel.bandwidth.ndim == 0 and most > _RATIO * least and spread.size <= _COLUMNS:
         problem = (
             f"has one bandwidth, and coordinate {int(np.argmax(spread))} of the points varies "
             f"{most / least:.0f} times as much as coordinate "
