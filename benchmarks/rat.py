@@ -28,6 +28,7 @@ Published errors of the same bins (linear decoders with history, variational Bay
 import itertools
 import sys
 import time
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -116,7 +117,7 @@ def rivals(position, seen, folds: list[np.ndarray]) -> dict[str, float]:
     counts: dict[str, list[float]] = {}
     for held_out in folds[::4]:
         learned_filter, _ = learn(position, seen, held_out)
-        base = getattr(learned_filter, "base", learned_filter)
+        base: Any = getattr(learned_filter, "base", learned_filter)
         residual = kbr.leave_out_loss(base.emission, kernel=base.emission.kernel_y)
         filters = {"no rival": base} | {
             f"lifetime {steps}": RivalFilter(base, residual=residual, lifetime=steps)
@@ -204,7 +205,7 @@ def mapped_errors(position, seen, setting, held_out: np.ndarray) -> np.ndarray:
         codes = jnp.asarray(rows / np.maximum(rows[rest].std(0), 1e-9))
     else:
         _maps.MAX_RANK, _maps.SHRINKAGE = setting
-        widths = [kbr.Gaussian(width / np.sqrt(2)) for width in WIDTHS]
+        widths: list[kbr.AbstractKernel] = [kbr.Gaussian(w / np.sqrt(2)) for w in WIDTHS]
         few = rest[spread(len(rest), CHOOSING)]
         chosen = _maps.choose_regression(widths, states[few], jnp.asarray(seen[few]))
         mapped = _maps.fit_discriminant_map(chosen, states[rest], jnp.asarray(seen[rest]))

@@ -55,9 +55,11 @@ class _Setting(eqx.Module):
         )
 
 
-@eqx.filter_jit
-def _score(setting: _Setting, x: Points, y: Points, values: dict) -> Float[Array, ""]:
-    return leave_out_loss(setting.fit(values, x, y))
+def _loss(setting: _Setting, x: Points, y: Points, fixed: dict, free: dict) -> Float[Array, ""]:
+    return leave_out_loss(setting.fit({**free, **fixed}, x, y))
+
+
+_score = eqx.filter_jit(_loss)
 
 
 def learn_conditional(
@@ -120,7 +122,7 @@ def learn_conditional(
     with progress_bar(TRIALS + REFINEMENTS + STEPS, progress) as bar:
 
         def evaluate(option, values):
-            return _score(option, few_x, few_y, {**values, **fixed})
+            return _score(option, few_x, few_y, fixed, values)
 
         _, free = search(evaluate, [setting], ranges, TRIALS, REFINEMENTS, bar)
         if free:
@@ -147,10 +149,6 @@ def _tuned(setting: _Setting, x: Points, y: Points, free: dict, fixed: dict) -> 
         loss, start, optax.adam(RATE), num_steps=STEPS, positive=lambda p: p, progress=False
     )
     return found.parameters
-
-
-def _loss(setting: _Setting, x: Points, y: Points, fixed: dict, free: dict) -> Float[Array, ""]:
-    return leave_out_loss(setting.fit({**free, **fixed}, x, y))
 
 
 def energy_scores(matrix: np.ndarray, weights: Any) -> np.ndarray:
