@@ -612,6 +612,30 @@ def test_default_kernels_follow_the_points():
         kbr.embed(None, {"a": x})
 
 
+def test_no_kernel_is_the_default_wherever_points_are_given():
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(40, 2)))
+    default, key = kbr.kernels.default_kernel(x), jax.random.key(0)
+    pairs = [
+        lambda k: kbr.embed(k, x).weights @ kbr.gram(k, x),
+        lambda k: kbr.hsic(k, k, x, x),
+        lambda k: kbr.condition(kbr.fit_conditional(k, k, x, x, regularizer=0.1), x).weights,
+        lambda k: kbr.greedy_landmarks(k, x, rank=5).points,
+        lambda k: kbr.random_fourier(k, x, rank=8, key=key).frequencies,
+        lambda k: kbr.hypotheses.independence_test(k, k, x, x, key=key).statistic,
+        lambda k: kbr.dynamics.fit_dynamics(k, kbr.dynamics.sample_sequence([x[:20], x[20:]])).gram,
+        lambda k: (
+            kbr.fit_filter(
+                k, k, x, x, successors=x[::-1], regularizer=0.1, posterior_regularizer=0.1
+            ).emission.features_x.matrix
+        ),
+    ]
+    for call in pairs:
+        found, expected = (jax.tree.leaves(call(kernel))[0] for kernel in (None, default))
+        np.testing.assert_allclose(found, expected, rtol=1e-9)
+    with pytest.raises(ValueError, match="A kernel must be"):
+        kbr.random_fourier(None, 2, rank=8, key=key)
+
+
 @pytest.mark.parametrize("sample", [60, 3000])
 @pytest.mark.parametrize(
     ("scale", "words"),

@@ -207,6 +207,13 @@ def test_pairs_of_moments_cannot_be_left_out():
         kbr.leave_out_loss(moments)
 
 
+def test_the_default_marginal_loss_is_an_energy_distance():
+    fitted, x, y = model(), jnp.asarray(HELD_X), jnp.asarray(HELD_Y)
+    energy = kbr.kernels.Energy(jnp.mean(x, axis=0), kbr.kernels.coordinate_scale(x))
+    found = kbr.tuning.marginal_loss(fitted, x, y, regularizer=1e-3)
+    close(found, kbr.tuning.marginal_loss(fitted, x, y, regularizer=1e-3, kernel=energy))
+
+
 def test_a_single_pair_left_out_leaves_nothing():
     close(kbr.leave_out_loss(model(x=X[:1], y=Y[:1]), kernel=kbr.Gaussian(0.8)), 1)
 

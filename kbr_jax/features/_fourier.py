@@ -35,6 +35,7 @@ from ..kernels import (
     Sum,
     TensorProduct,
     as_kernel,
+    kernel_for,
 )
 from ._features import AbstractFeatureMap, masked_rows
 
@@ -111,10 +112,11 @@ def random_fourier(
     **Raises:** `ValueError` for a kernel without a spectral density to draw from, a `rank` that is
     not such a multiple, points outside the kernel's domain, or `orthogonal` with Laplace.
     """
-    kernel = as_kernel(kernel)
     if isinstance(points, (int, np.integer)):
+        kernel = as_kernel(kernel)  # a dimension says nothing of a bandwidth
         points = jnp.zeros((1, as_count(points, "points")))
     points = check_finite(as_points(points, "points"), "points")
+    kernel = kernel_for(kernel, points)
     terms = _expand(kernel, points)
     kernel.check(points, "points")
     rank = as_count(rank, "rank")

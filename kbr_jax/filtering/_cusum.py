@@ -12,7 +12,7 @@ from .._checks import as_fraction, as_positive, as_regularizer, check_same_size,
 from .._numerics import AbstractFactor
 from .._typing import Array, ArrayLike, Bool, Float, Point, Points
 from ..embedding import Embedding
-from ..kernels import AbstractKernel, KernelLike, as_kernel
+from ..kernels import AbstractKernel, KernelLike, kernel_for
 from ..rules import Clipping
 from ._base import AbstractWrappedFilter, FilterOutput
 from ._discriminant import DiscriminantLikelihood, fit_discriminant
@@ -178,10 +178,11 @@ def fit_cusum_restart(
         raise ValueError("`base` must have the estimator 'pairs' or 'importance', not 'prior'.")
     if base.emission.features_x.mask is not None:
         raise ValueError("`base` was fitted to padded data; fit it without a `mask`.")
-    kernel, function = as_kernel(kernel), as_function(features)
+    function = as_function(features)
     exclusion = as_fraction(exclusion, "exclusion")
     states, observations = data
     check_same_size(states, "data[0]", observations, "data[1]")
+    kernel = kernel_for(kernel, states)
     codes = base.encode(observations, None)[0]
     dtype = base.emission.features_x.dtype
     ridge = as_regularizer(observation_regularizer, "observation_regularizer", dtype)

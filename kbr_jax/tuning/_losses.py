@@ -82,7 +82,7 @@ def marginal_loss(
     y: Points,
     *,
     regularizer: ArrayLike,
-    kernel: KernelLike,
+    kernel: KernelLike = None,
     estimator: Literal["pairs", "prior", "importance"] = "pairs",
     prior: Embedding | None = None,
     **options: Any,
@@ -97,8 +97,8 @@ def marginal_loss(
     - `model` of P(Y | X), fitted on other pairs; `x`, `y` `[m, ...]`: held-out pairs. Use it with
       `cross_validate`.
     - `regularizer`, `estimator` and `options`: of `bayes_rule`.
-    - `kernel` of x that measures the discrepancy, fixed: in the model's own, as printed in the
-      paper, the widest wins.
+    - `kernel` of x that measures the discrepancy, by default `Energy`, as in `regression_loss`: in
+      the model's own, as printed in the paper, the widest wins.
     - `prior`: by default the training marginal of x.
 
     **Returns:** a scalar. Cost that of `bayes_rule` for m observations, and O((n + m)^2 d).
@@ -111,7 +111,7 @@ def marginal_loss(
         features = model.sample()[0]
         prior = Embedding(features.kernel, features.points, features.uniform)
     posterior = bayes_rule(model, prior, y, regularizer=regularizer, estimator=estimator, **options)
-    kernel = as_kernel(kernel)
+    kernel = measuring(model.kernel_x, x) if kernel is None else as_kernel(kernel)
     average = Embedding(kernel, posterior.points, jnp.mean(posterior.weights, axis=0))
     return squared_mmd(average, embed(kernel, x))
 
