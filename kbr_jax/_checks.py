@@ -71,8 +71,8 @@ def as_points(points: Points, name: str) -> Points:
         if leaf.ndim == 0:
             raise ValueError(
                 f"`{name}` is a scalar; a sample needs a leading axis, [n] for n scalar points. "
-                f"Lists and tuples are the parts "
-                "of joint points: pass a list of points as `jnp.asarray(points)`."
+                f"Tuples are the parts of joint points: pass a tuple of points as "
+                f"`jnp.asarray(points)`."
             )
     sizes = sorted({leaf.shape[0] for leaf in leaves})
     if len(sizes) > 1:

@@ -132,7 +132,11 @@ CASES = {
         lambda: kbr.gram(G, X, Y),
         r"`y` has shape \[\(3,\)\], one of `x` \[\(2,\)\]",
     ),
-    "a list of points": (lambda: kbr.embed(G, [[0.1], [0.2]]), "Lists and tuples .* `jnp.asarray"),
+    "a tuple of points": (
+        lambda: kbr.embed(G, ([0.1], [0.2])),
+        "Tuples are the parts .* `jnp.asarray",
+    ),
+    "rows of two lengths": (lambda: kbr.embed(G, [[0.1], [0.2, 0.3]]), "different lengths"),
     "gram of another rank": (
         lambda: kbr.gram(G, X, X[0]),
         r"`y` has shape \[\(\)\], one of `x` \[\(2,\)\]",

@@ -50,8 +50,8 @@ class RivalFilter(AbstractWrappedFilter):
     - `residual`: $\tau^2$, the mean squared distance of an observation to its prediction from the
       true state, `leave_out_loss(emission, kernel=emission.kernel_y)` with
       `emission = base.emission`.
-    - `threshold`: in these units. `lifetime`: in steps. Learned filters of a rat's spikes that start
-      on the wrong side of the track are back after 9.0 steps alone, and after 5.5, 4.5, 4.6, 4.7 at
+    - `threshold`: in these units. `lifetime`: in steps. Filters of a rat's spikes that start on the
+      wrong side of the track are back after 9.0 steps alone, and after 5.5, 4.5, 4.6, 4.7 steps at
       lifetimes 5, 10, 20, 40 (`python -m benchmarks.rat rival`).
 
     Cost of a step: twice that of `base`, plus O(n^2). **Raises:** `ValueError` for another base,
