@@ -254,18 +254,13 @@ def test_calibration_finds_the_temperature():
     np.testing.assert_allclose(kbr.tuning.coverage(levels), [0.5, 0.8, 0.95], atol=0.07)
 
 
-@pytest.fixture(scope="module")
-def learned():
-    states, seen = walk(240, 7)
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in (("TRIALS", 3), ("REFINEMENTS", 3), ("STEPS", 2)):
-            patch.setattr(_filter, name, value)
-        patch.setattr(_filter, "THRESHOLDS", (0.5,))
-        return kbr.learn_filter(states, seen, progress=False)
+def test_learned_filter(monkeypatch, tmp_path):
+    """One fit: it beats its rivals, its report is read and drawn, and it is saved."""
+    from kbr_jax import plotting
 
-
-def test_learned_filter_beats_its_rivals(learned):
-    filt, report = learned
+    for name, value in (("TRIALS", 3), ("REFINEMENTS", 3), ("STEPS", 2), ("THRESHOLDS", (0.5,))):
+        monkeypatch.setattr(_filter, name, value)
+    filt, report = kbr.learn_filter(*walk(240, 7), progress=False)
     states, seen = walk(150, 8)
     run = kbr.run_filter(filt, seen)
     error = np.linalg.norm(np.asarray(kbr.state_mean(filt, run) - states), axis=1).mean()
@@ -275,24 +270,18 @@ def test_learned_filter_beats_its_rivals(learned):
     assert report.recovered >= 0.8
     for nominal, share in report.coverage.items():
         assert abs(share - nominal) < 0.2
-
-
-def test_reports_are_read_and_drawn(learned):
-    from kbr_jax import plotting
-
-    text = str(learned[1])
+    text = str(report)
     for words in ("held-out error", "ridge regression, last 4", "back from a wrong", "truncation"):
         assert words in text
-    assert plotting.plot_report(learned[1]).get_xlabel() == "held-out error"
+    assert plotting.plot_report(report).get_xlabel() == "held-out error"
+    kbr.save(tmp_path / "filter.kbr", filt)
+    again, few = kbr.load(tmp_path / "filter.kbr"), seen[:10]
+    close(kbr.run_filter(again, few).weights, kbr.run_filter(filt, few).weights, 0.0)
+
+
+def test_reports_without_a_filter():
     report = Report({"a": 1.0}, {"model": (1.0, 0.1)}, float("nan"), {}, 1.0, ("A note.",))
     assert str(report).endswith("A note.") and "back from" not in str(report)
-
-
-def test_learned_filters_are_saved(learned, tmp_path):
-    filt = learned[0]
-    kbr.save(tmp_path / "filter.kbr", filt)
-    again, seen = kbr.load(tmp_path / "filter.kbr"), walk(10, 9)[1]
-    close(kbr.run_filter(again, seen).weights, kbr.run_filter(filt, seen).weights, 0.0)
 
 
 @pytest.mark.parametrize(
