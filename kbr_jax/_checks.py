@@ -48,7 +48,7 @@ def as_arrays(points: Points, name: str) -> Points:
 def check_memory(rows: int, columns: int, dtype: Any, name: str, remedy: str) -> None:
     """Raise a `ValueError` for a matrix larger than the memory of the machine."""
     needed = rows * columns * jnp.dtype(dtype).itemsize
-    found = (jax.devices()[0].memory_stats() or {}).get("bytes_limit")
+    found = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
     if found is None and hasattr(os, "sysconf"):
         found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if found is not None and needed > found:

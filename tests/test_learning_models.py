@@ -85,6 +85,10 @@ def test_adjusted_atoms_by_hand():
     close(found.points[:15], weights @ np.asarray(y) / mass + np.asarray(residuals))
     close(found.points[15:], y)
     close(found.weights, np.append(near * weights / mass, np.full(15, (1 - near) / 15)))
+    for step in (0.5, 2.0, 4.0):  # on the way out, where weights may cancel
+        between = condition_adjusted(model, residuals, x[0] + step)
+        close(jnp.sum(between.weights), 1.0)
+        assert float(jnp.max(jnp.abs(between.points))) < 4 * float(jnp.max(jnp.abs(y)))
     far = condition_adjusted(model, residuals, x[0] + 1e4)
     close(kbr.quantile(far, 0.3), kbr.quantile(kbr.embed(None, y), 0.3))
     with pytest.raises(ValueError, match="`residuals` has shape"):

@@ -169,6 +169,20 @@ def _best(
     return setting, complete(values)
 
 
+def _checked(states: Any, observations: Any) -> tuple[Points, Points, Points]:
+    """Triples of the training sequences, of which parts can be held out."""
+    triple = transitions(states, observations)
+    total = size(triple[0])
+    if total < 50:
+        raise ValueError(f"`learn_filter` needs at least 50 steps to hold some out, got {total}.")
+    for points, name in zip(triple, ("states", "observations"), strict=False):
+        if not isinstance(points, jax.Array):
+            raise ValueError(f"`{name}` must be one array a sequence; use `fit_filter` for tuples.")
+    if not jnp.issubdtype(triple[0].dtype, jnp.floating):
+        raise ValueError("`states` must be real numbers; use `fit_filter` with Delta for labels.")
+    return triple
+
+
 def learn_filter(
     states: Any,
     observations: Any,
@@ -222,15 +236,8 @@ def learn_filter(
     unknown = set(fixed) - set(RANGES)
     if unknown:
         raise ValueError(f"`{min(unknown)}` is not a parameter; fix any of {', '.join(RANGES)}.")
-    triple = transitions(states, observations)
+    triple = _checked(states, observations)
     total = size(triple[0])
-    if total < 50:
-        raise ValueError(f"`learn_filter` needs at least 50 steps to hold some out, got {total}.")
-    for points, name in zip(triple, ("states", "observations"), strict=False):
-        if not isinstance(points, jax.Array):
-            raise ValueError(f"`{name}` must be one array a sequence; use `fit_filter` for tuples.")
-    if not jnp.issubdtype(triple[0].dtype, jnp.floating):
-        raise ValueError("`states` must be real numbers; use `fit_filter` with Delta for labels.")
     scale, chosen = coordinate_scale(triple[0]), None
     own = None if kernel_states is None else as_kernel(kernel_states)
     if kernel_observations is None:

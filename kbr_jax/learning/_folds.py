@@ -15,7 +15,7 @@ from ..rules import AbstractConditional
 from ._maps import BLOCK, Regression, fit_discriminant_map, in_blocks, predicted, regression
 
 #: Folds, steps of a stretch, steps of all stretches together, and pairs that are learned from while
-#: choosing: 2 000 pairs then take under two minutes on two cores.
+#: choosing: 2 000 pairs then take minutes on two cores.
 FOLDS, LENGTH, STEPS, PAIRS = 5, 40, 1000, 1000
 #: Observations of the window that regressions see.
 WINDOW = 4

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from .._checks import as_count
-from .._numerics import matmul, psd_factor, safe_divide
+from .._numerics import matmul, psd_factor
 from .._typing import Array, Float, Point, Points
 from ..embedding import Embedding
 from ..features import AbstractFeatures, DenseGram, LazyGram
@@ -190,7 +190,8 @@ def condition_adjusted(
     intervals are too wide by that. Here each y is replaced by the conditional mean at x and its own
     residual $r_i = y_i - m_{-i}(x_i)$, with the weights of `condition`: the regression adjustment
     of Beaumont et al. 2002, with residuals of points left out. Where the weights sum to less than
-    1/2, no training pair is near x, and the missing part goes to the training y themselves.
+    1/2, no training pair is near x, and the missing part goes to the training y themselves. That
+    reading of the sum needs a kernel of x that falls off with distance, not `Linear`.
 
     **Arguments:**
 
@@ -211,10 +212,9 @@ def condition_adjusted(
     weights = condition(model, x).weights
     if weights.ndim != 1:
         raise ValueError("`x` must be one point; use `jax.vmap` for several.")
-    mass = jnp.sum(weights)
-    near = jnp.clip(2 * mass, 0, 1)
-    own = safe_divide(weights, mass)
-    center = jnp.tensordot(own, y.astype(own.dtype), 1)
+    # No division by a mass near 0: signed weights that cancel would throw the mean far away.
+    own = weights / jnp.maximum(jnp.sum(weights), 0.5)
+    other = (1 - jnp.sum(own)) * model.sample()[0].uniform.astype(own.dtype)
+    center = jnp.tensordot(own + other, y.astype(own.dtype), 1)
     atoms = jnp.concatenate([center + residuals, y])
-    uniform = model.sample()[0].uniform.astype(own.dtype)
-    return Embedding(model.kernel_y, atoms, jnp.concatenate([near * own, (1 - near) * uniform]))
+    return Embedding(model.kernel_y, atoms, jnp.concatenate([own, other]))
