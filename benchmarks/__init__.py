@@ -1,4 +1,4 @@
-"""Experiments and measurements.
+"""Experiments and measurements, a folder a story.
 
-Each module is one claim of the documentation, `python -m benchmarks` runs them all.
+`python -m benchmarks` runs them all. `python -m benchmarks report` writes the pages of results.
 """

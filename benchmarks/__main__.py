@@ -1,46 +1,52 @@
-"""Run every benchmark, each in a process of its own; the results land in `benchmarks/results/`."""
+"""Run every benchmark, each in a process of its own, or write the pages of their results.
+
+python -m benchmarks            # hours; the results land in `benchmarks/results/`
+python -m benchmarks report     # seconds
+"""
 
 import subprocess
 import sys
 
+from . import report
+
 MODULES = [
-    "filter_speed",
-    "gram_speed",
-    "conjugate_gradient",
-    "landmark_selection",
-    "transition_operators",
-    "moments",
-    "moments_camera",
-    "rank",
-    "precision",
-    "rotation_dynamics",
-    "smoothing",
-    "controls",
-    "half_known",
-    "kernel_kalman",
-    "gradient_cost",
-    "rotation_tuning",
-    "windows",
-    "camera_selection",
-    "camera_accuracy",
-    "camera_recovery",
-    "camera_tuning",
-    "camera_demo",
-    "indoor",
-    "rat",
-    "rat_figure",
-    "bimodal_tree",
-    "depth",
-    "extrapolation",
-    "drift",
-    "adaptation",
-    "herding_speed",
-    "hypotheses",
-    "posterior_inference",
-    "likelihood_free",
+    "scale.filter_speed",
+    "scale.gram_speed",
+    "scale.conjugate_gradient",
+    "scale.landmarks",
+    "scale.transition_operators",
+    "scale.moments",
+    "scale.rank",
+    "scale.precision",
+    "scale.gradient_cost",
+    "scale.herding",
+    "rotation.dynamics",
+    "rotation.smoothing",
+    "rotation.controls",
+    "rotation.half_known",
+    "rotation.kernel_kalman",
+    "rotation.tuning",
+    "rotation.windows",
+    "camera.selection",
+    "camera.accuracy",
+    "camera.recovery",
+    "camera.tuning",
+    "camera.moments",
+    "camera.demo",
+    "indoor.walker",
+    "rat.decoding",
+    "rat.figure",
+    "depth.bimodal_tree",
+    "depth.images",
+    "lampert.extrapolation",
+    "lampert.drift",
+    "lampert.adaptation",
+    "tests.levels",
+    "inference.posterior",
+    "inference.likelihood_free",
 ]
 
-ARGUMENTS = {"camera_demo": ["results"]}
+ARGUMENTS = {"camera.demo": ["results"]}
 
 
 def main() -> None:
@@ -50,7 +56,11 @@ def main() -> None:
         subprocess.run(
             [sys.executable, "-m", f"benchmarks.{module}", *ARGUMENTS.get(module, [])], check=True
         )
+    report.main()
 
 
 if __name__ == "__main__":
-    main()
+    if "report" in sys.argv[1:]:
+        report.main()
+    else:
+        main()

@@ -1,0 +1,1 @@
+"""A camera's direction of view from its video."""

@@ -1,0 +1,1 @@
+"""Depth from features by belief propagation, and a tree of bimodal variables."""

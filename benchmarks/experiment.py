@@ -1,0 +1,173 @@
+"""What all experiments share: repetitions that resume, paired summaries, tables, JSON, figures."""
+
+import itertools
+import json
+import os
+import pathlib
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from tqdm import tqdm
+
+ROOT = pathlib.Path(__file__).parent
+RESULTS, DATA, FIGURES = ROOT / "results", ROOT / "data", ROOT.parent / "docs" / "figures"
+#: Repetitions of a run that was cut off; git ignores them.
+UNFINISHED = ROOT.parent / "build" / "experiments"
+
+
+def machine() -> dict[str, Any]:
+    """What a number was measured on."""
+    return {
+        "device": jax.devices()[0].device_kind,
+        "cores": len(os.sched_getaffinity(0)),
+        "architecture": platform.machine(),
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+        "numpy": np.__version__,
+    }
+
+
+def commit() -> str:
+    """The commit that is checked out; with a `+` where files differ from it."""
+    command = ["git", "describe", "--always", "--dirty=+", "--exclude", "*"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    return done.stdout.strip() or "unknown"
+
+
+def save(name: str, command: str, results: Any, folder: pathlib.Path = RESULTS) -> pathlib.Path:
+    """Write `NAME.json` in the folder, with the command, the machine and the commit."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
+    found = {"command": command, "commit": commit(), "machine": machine(), "results": results}
+    path.write_text(json.dumps(found, indent=1) + "\n")
+    return path
+
+
+def previous(name: str) -> Any:
+    """What `save` wrote last under this name, {} if nothing."""
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text())["results"] if path.exists() else {}
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A Markdown table, aligned, that also reads well in a terminal."""
+    cells = [list(map(str, header)), *[list(map(str, row)) for row in rows]]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    lines = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
+        for row in cells
+    ]
+    rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
+    return "\n".join([lines[0], rule, *lines[1:]])
+
+
+def milliseconds(function: Callable[[], Any], repeats: int = 5) -> float:
+    """Median wall time of a call in milliseconds, after one call to warm up."""
+    jax.block_until_ready(function())
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        jax.block_until_ready(function())
+        times.append(time.perf_counter() - start)
+    return 1e3 * float(np.median(times))
+
+
+def paired(errors: np.ndarray, base: np.ndarray) -> dict[str, float]:
+    """Ratio of two means and difference of them, with standard errors over paired repetitions."""
+    ratio, difference, root = errors.mean() / base.mean(), errors - base, np.sqrt(len(base))
+
+    def deviation(values: np.ndarray) -> float:
+        return float(np.std(values, ddof=1) / root) if len(values) > 1 else float("nan")
+
+    return {
+        "ratio": float(ratio),
+        "ratio_se": deviation(errors - ratio * base) / float(base.mean()),
+        "difference": float(difference.mean()),
+        "difference_se": deviation(difference),
+    }
+
+
+def columns(rows: Sequence[dict[str, float]]) -> dict[str, np.ndarray]:
+    """One array over repetitions for each method."""
+    return {name: np.asarray([row[name] for row in rows]) for name in rows[0]}
+
+
+def ratios(rows: Sequence[dict[str, float]], base: str) -> dict[str, dict[str, float]]:
+    """Mean error of each method, and its ratio to that of `base`."""
+    found = columns(rows)
+    return {
+        name: {"mse": float(errors.mean())}
+        | {key: paired(errors, found[base])[key] for key in ("ratio", "ratio_se")}
+        for name, errors in found.items()
+    }
+
+
+def repeat(key: str, repetition: Callable[[int], Any], count: int, bar: Any = None) -> list[Any]:
+    """Results of seeds 0, 1, ... of a repetition, in order.
+
+    Each is written down when it is known. A run that was cut off goes on where it stopped, if the
+    commit is the same.
+    """
+    UNFINISHED.mkdir(parents=True, exist_ok=True)
+    name = "".join(letter if letter.isalnum() else "_" for letter in f"{key} {commit()}")
+    path = UNFINISHED / f"{name}.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    for seed in range(count):
+        if seed >= len(rows):
+            rows.append(json.loads(json.dumps(repetition(seed))))
+            with path.open("a") as file:
+                file.write(json.dumps(rows[-1]) + "\n")
+        if bar is not None:
+            bar.update()
+    return rows[:count]
+
+
+def run_cells(
+    name: str,
+    command: str,
+    defaults: dict[int, int],
+    systems: Sequence[str],
+    repetition: Callable[[str, int, int], Any],
+    summarize: Callable[[list[Any]], dict[str, Any]],
+) -> dict[str, Any]:
+    """Repeat each cell as the command line `[repetitions [T ...]]` asks, and save its summary.
+
+    `defaults` are the repetitions of each T. Cells that are not run keep their last results.
+    """
+    jax.config.update("jax_enable_x64", True)
+    sizes = [int(size) for size in sys.argv[2:]] or list(defaults)
+    count = {size: int(sys.argv[1]) if len(sys.argv) > 1 else defaults[size] for size in sizes}
+
+    def label(system: str, size: int) -> str:
+        return f"({system}) T = {size}" if system else f"T = {size}"
+
+    results = {label(system, size): {} for system in systems for size in defaults}
+    results |= previous(name)
+    with tqdm(total=len(systems) * sum(count.values()), unit="run") as bar:
+        for size, system in itertools.product(sizes, systems):
+            cell = label(system, size)
+            rows = repeat(
+                f"{name} {cell}",
+                lambda seed, s=system, t=size: repetition(s, t, seed),
+                count[size],
+                bar,
+            )
+            results[cell] = {"repetitions": count[size], **summarize(rows)}
+            save(name, command, {cell: values for cell, values in results.items() if values})
+    return {cell: values for cell, values in results.items() if values}
+
+
+def show_ratios(cells: dict[str, Any], part: str) -> None:
+    """Print the ratios of all methods, a column for each cell."""
+    found = [cell[part] for cell in cells.values()]
+    rows = [
+        [name, *(f"{c[name]['ratio']:.3f} ± {c[name]['ratio_se']:.3f}" for c in found)]
+        for name in found[0]
+    ]
+    print(table(["mean squared error, ratio", *cells], rows))

@@ -1,0 +1,1 @@
+"""A walker's place from Wi-Fi."""

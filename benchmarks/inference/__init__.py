@@ -1,0 +1,1 @@
+"""Posteriors: kernel Bayes' rule on densities, and without a likelihood."""

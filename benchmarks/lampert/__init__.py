@@ -1,0 +1,1 @@
+"""Distributions that drift (L15)."""

@@ -1,0 +1,1 @@
+"""A rat's place from its hippocampus."""

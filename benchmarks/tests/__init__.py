@@ -1,0 +1,1 @@
+"""Levels and power of the tests of hypotheses."""
