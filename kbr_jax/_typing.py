@@ -30,4 +30,5 @@ PointFunction: TypeAlias = Callable[[Point], Any]
 
 def with_numbers(self: eqx.Module) -> str:
     """A record with the numbers of its arrays. Long arrays are shortened."""
-    return eqx.tree_pformat(self, short_arrays=False)
+    with np.printoptions(threshold=20, edgeitems=3):
+        return eqx.tree_pformat(self, short_arrays=False)

@@ -22,6 +22,11 @@ from jax import lax
 from ._checks import as_count
 from ._typing import Point, Points, PRNGKeyArray, with_numbers
 
+__all__ = [
+    "Simulations",
+    "simulate",
+]
+
 
 class Simulations(eqx.Module):
     """What a simulator returned: `parameters` `[n, ...]`, and `data` `[n, ...]` of each."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import kbr_jax as kbr
-from kbr_jax.learning import _conditional, _posterior
+from kbr_jax.learning import _conditional, _posterior, _search
 from kbr_jax.tuning import condition_adjusted, leave_out_residuals
 
 
@@ -195,3 +195,10 @@ def test_a_prior_elsewhere_is_refused():
 def test_errors(call, message):
     with pytest.raises(ValueError, match=message):
         call(*posterior_pairs())
+
+
+def test_no_chosen_regularizer_is_below_the_rounding():
+    values = {"posterior_regularizer": jnp.float32(1e-9), "bandwidth_x": jnp.float32(1e-9)}
+    found = _search.resolvable(values)
+    assert found["posterior_regularizer"] > jnp.finfo("float32").eps
+    assert found["bandwidth_x"] == values["bandwidth_x"]

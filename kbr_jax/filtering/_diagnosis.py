@@ -34,7 +34,7 @@ class Diagnosis(eqx.Module):
     notes: tuple[str, ...]
 
     def __str__(self) -> str:
-        return "\n".join(self.notes) or "Nothing in these numbers is wrong."
+        return "\n".join(self.notes) or "No problem found in these numbers."
 
     __repr__ = __str__
 

@@ -28,7 +28,7 @@ from ..tuning._losses import measuring
 from ..tuning._progress import progress_bar
 from ._folds import distances, spread
 from ._report import Report, compared
-from ._search import search
+from ._search import resolvable, search
 
 #: Pairs that are seen while choosing, candidates over the whole range and near the best, Adam's
 #: steps and rate. Up to `EXACT` pairs the final fit is exact, above it has `RANK` landmarks.
@@ -148,7 +148,7 @@ def _tuned(setting: _Setting, x: Points, y: Points, free: dict, fixed: dict) -> 
     found = tune(
         loss, start, optax.adam(RATE), num_steps=STEPS, positive=lambda p: p, progress=False
     )
-    return found.parameters
+    return resolvable(found.parameters)
 
 
 def energy_scores(matrix: np.ndarray, weights: Any) -> np.ndarray:

@@ -31,7 +31,7 @@ from ..tuning._progress import Progress, progress_bar
 from ._folds import Fold, make_folds, spread
 from ._maps import choose_regression, fit_discriminant_map
 from ._report import Report, calibrated, compared, regressions
-from ._search import search
+from ._search import resolvable, search
 
 #: Landmarks of the states, and prior weights that Bayes' rule uses.
 RANK, ACTIVE = 150, 100
@@ -302,7 +302,7 @@ def _tuned(setting: _Setting, folds: Fold, values: dict, fixed: dict) -> dict:
     found = tune(
         loss, free, optax.adam(RATE), num_steps=STEPS, positive=lambda p: p, progress=False
     )
-    tuned = {**values, **found.parameters}
+    tuned = {**values, **resolvable(found.parameters)}
     return tuned if _score(setting, folds, tuned) < _score(setting, folds, values) else values
 
 

@@ -13,7 +13,7 @@ from ..rules import AbstractConditional, conditional_expectation, fit_conditiona
 from ..tuning import leave_out_residuals
 
 #: Numbers of coordinates that are kept, of the observations and of the map. On a rat's spikes and
-#: fields 300 instead of 20 gain nothing (`python -m benchmarks.rat map`).
+#: fields 300 instead of 20 gain nothing (`python -m benchmarks.rat.decoding map`).
 MAX_COMPONENTS, MAX_RANK = 500, 20
 #: Share of the diagonal in the noise's covariance. There .02 to .3 differ by less than 5 %.
 SHRINKAGE = 0.1

@@ -30,7 +30,7 @@ from ._conditional import (
 )
 from ._folds import distances, spread
 from ._report import Report, compared
-from ._search import search
+from ._search import resolvable, search
 
 #: Pairs that are seen while choosing, folds, candidates of each estimator and near the best, and
 #: Adam's steps and rate.
@@ -228,7 +228,7 @@ def _tuned(setting: _Setting, data: _Data, free: dict, fixed: dict) -> dict:
     found = tune(
         loss, start, optax.adam(RATE), num_steps=STEPS, positive=lambda p: p, progress=False
     )
-    return found.parameters
+    return resolvable(found.parameters)
 
 
 def _report(setting: _Setting, data: _Data, values: dict) -> Report:

@@ -23,6 +23,14 @@ def quasi_random(count: int, dimension: int) -> np.ndarray:
     return (0.5 + np.arange(1, count + 1)[:, None] * steps) % 1
 
 
+def resolvable(values: dict[str, Array]) -> dict[str, Array]:
+    """The values, with regularizers that the dtype can hold."""
+    return {
+        name: jnp.maximum(v, 2 * jnp.finfo(v.dtype).eps) if name.endswith("regularizer") else v
+        for name, v in values.items()
+    }
+
+
 def search(
     score: Callable[[Option, dict[str, Array]], Any],
     options: Sequence[Option],
@@ -41,7 +49,8 @@ def search(
     tried: list[tuple[float, Option, np.ndarray]] = []
 
     def values_of(point):
-        return {name: jnp.asarray(v) for name, v in zip(names, np.exp(point), strict=True)}
+        found = {name: jnp.asarray(v) for name, v in zip(names, np.exp(point), strict=True)}
+        return resolvable(found)
 
     def best():
         return min(tried, key=lambda one: one[0])

@@ -63,21 +63,22 @@ def leave_out_loss(
 
 
 def leave_out_residuals(
-    model: AbstractConditional, values: Float[Array, "n p"], *, num_left_out: int = 1
-) -> Float[Array, "n p"]:
+    model: AbstractConditional, values: Float[Array, "n *d"], *, num_left_out: int = 1
+) -> Float[Array, "n *d"]:
     r"""Differences $f_i - \hat f^{(-B)}(x_i)$ of values to their regression on x without block B.
 
-    The formula is that of `leave_out_loss`, with the values `[n, p]` of any functions of y in place
-    of its features. Residuals are those of predictions of new points.
+    The formula is that of `leave_out_loss`, with the values of any functions of y in place of its
+    features. Residuals are those of predictions of new points.
 
-    **Arguments:** `model`, with a factor, fitted to n pairs; `values` at these pairs;
-    `num_left_out`, the size of the blocks.
+    **Arguments:** `model`, with a factor, fitted to n pairs; `values` `[n, ...]` at these
+    pairs; `num_left_out`, the size of the blocks.
 
-    **Returns:** `[n, p]`. Cost O(n^3) exact, O(n r (r + b) + n b^2) with landmarks on x.
+    **Returns:** `[n, ...]`. Cost O(n^3) exact, O(n r (r + b) + n b^2) with landmarks on x.
     **Raises:** `ValueError` as `leave_out_loss`.
     """
     features, ridge, count = _leaving_out(model, num_left_out)
-    return _left_out(features, ridge, count)(values.astype(features.dtype))
+    columns = values.astype(features.dtype).reshape(values.shape[0], -1)
+    return _left_out(features, ridge, count)(columns).reshape(values.shape)
 
 
 def _leaving_out(
