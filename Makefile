@@ -2,45 +2,63 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
-# Threads on the CPU (docs/guide.md, "Limits and known problems"); not for benchmarks, whose peers keep all of theirs.
-demo test notebooks: export PJRT_NPROC ?= $(shell cores=$$(nproc 2>/dev/null || echo 1); echo $$((cores > 16 ? cores : 16)))
-demo test notebooks: export OPENBLAS_NUM_THREADS ?= 1
+# Threads on the CPU (docs/sharp-bits.md); not for benchmarks, whose peers keep all of theirs.
+demo test test-fast notebooks: export PJRT_NPROC ?= $(shell cores=$$(nproc 2>/dev/null || echo 1); echo $$((cores > 16 ? cores : 16)))
+demo test test-fast notebooks: export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: demo test check format notebooks benchmarks clean
+.PHONY: demo test test-fast check format docs serve notebooks benchmarks bench clean
 
 demo: $(VENV)/demo.stamp
-	$(BIN)/python -m benchmarks.camera_demo
+	$(BIN)/python -m benchmarks.camera.demo
 
 test: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest -n 2
-	KBR_TEST_PRECISION=32 $(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+	KBR_TEST_PRECISION=32 $(BIN)/python -m pytest -n 2 --dist loadfile
+
+# For work in progress: float64 only, without what takes seconds.
+test-fast: $(VENV)/dev.stamp
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
 check: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/python -m benchmarks report check
 
 format: $(VENV)/dev.stamp
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Run, with their pictures, in notebooks/executed/.
-notebooks: $(VENV)/demo.stamp
-	$(BIN)/python -m pip install --quiet --editable '.[notebooks]'
-	mkdir -p notebooks/executed
-	set -e; for file in notebooks/*.py; do \
-		$(BIN)/python -m jupytext --to ipynb --execute $$file \
-			--output notebooks/executed/$$(basename $$file .py).ipynb; \
-	done
+# The site, in build/site. A link or a name that does not resolve is an error.
+docs: $(VENV)/docs.stamp
+	$(BIN)/python docs/tutorials/_stored.py check
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+serve: $(VENV)/docs.stamp
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
+# Executes the notebooks whose code has changed, and keeps them in docs/tutorials/.
+notebooks: $(VENV)/docs.stamp
+	$(BIN)/python docs/tutorials/_stored.py
+
+# Hours, and gigabytes of peers.
 benchmarks: $(VENV)/dev.stamp
 	$(BIN)/python -m pip install --quiet --editable '.[benchmarks]'
 	$(BIN)/python -m benchmarks
+
+# Two minutes: what became slower beside NumPy and SciPy.
+bench: $(VENV)/dev.stamp
+	$(BIN)/python -m benchmarks.suite
 
 $(VENV)/demo.stamp: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[demo]'
 	touch $@
+
+$(VENV)/docs.stamp: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	touch $@ $(VENV)/demo.stamp
 
 $(VENV)/dev.stamp: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

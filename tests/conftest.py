@@ -3,7 +3,9 @@
 Float64 with checked shapes, and float32 (KBR_TEST_PRECISION=32) without the checker.
 """
 
+import gc
 import os
+import pathlib
 import zlib
 
 # Small solves in many threads crawl beside other work. Before scipy is imported.
@@ -12,6 +14,13 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # thread of that pool: as many batches at once as there are threads, and it waits for ever. Before
 # jax is imported.
 os.environ.setdefault("PJRT_NPROC", str(max(16, os.cpu_count() or 1)))
+
+# Both workers, and the next run, take the programs that one has compiled.
+os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(__file__).parents[1] / "build" / "compiled")
+)
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 import jax
 import jaxtyping
@@ -34,7 +43,7 @@ collect_ignore = [name for name in checked if name not in unchecked] if FLOAT32 
 
 # There is a worker for each core: more threads for one product are no gain. XLA stops at a flag
 # that it does not know.
-flags = ["--xla_cpu_multi_thread_eigen=false"]
+flags = ["--xla_cpu_multi_thread_eigen=false", "--xla_cpu_parallel_codegen_split_count=1"]
 if not FLOAT32:
     jaxtyping.install_import_hook("kbr_jax", "beartype.beartype")
     # Compiling is most of what the tests cost, and each program runs a few times on a few points:
@@ -66,6 +75,10 @@ def pytest_runtest_teardown(item, nextitem):
     if len(_done) >= 100 and (nextitem is None or nextitem.module is not item.module):
         _done.clear()
         jax.clear_caches()
+        gc.collect()
 
 
 _done = []
+
+# Tracing makes many objects and few cycles. One collection for 100 tests is enough.
+gc.disable()

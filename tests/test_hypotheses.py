@@ -60,7 +60,7 @@ def test_the_best_kernel_of_several():
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
-@pytest.mark.parametrize("n", [8, 40, 300])
+@pytest.mark.parametrize("n", [8, 300])
 def test_draws_equal_up_to_rounding_are_ties(dtype, n):
     x, constant = (
         jnp.asarray(values, dtype)[:, None] for values in (np.arange(n) < 1, np.zeros(n))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import kbr_jax as kbr
-from benchmarks import bimodal_tree
+from benchmarks.depth import bimodal_tree
 
 
 def close(actual, expected, atol):

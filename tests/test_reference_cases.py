@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import kbr_jax as kbr
-from benchmarks.camera import kalman_means
+from benchmarks.camera.video import kalman_means
 
 CASES = json.loads((pathlib.Path(__file__).parent / "reference_cases.json").read_text())
 RULES, POSTERIOR = CASES["rules_and_filters"], CASES["posterior"]
