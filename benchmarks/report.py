@@ -19,6 +19,8 @@ import numpy as np
 from . import experiment
 
 ROOT = experiment.ROOT.parent
+#: Does not break at the end of a line.
+NARROW = "\u00a0±\u00a0"
 STORIES = ("rotation", "camera", "rat", "indoor", "lampert", "inference", "tests", "depth", "scale")
 #: Template, and the page it becomes.
 PAGES = {
@@ -39,7 +41,8 @@ def _filled(pattern: str, cell: Any) -> str:
     if cell is None:
         return ""
     try:
-        return pattern.format(**cell) if isinstance(cell, Mapping) else pattern.format(cell)
+        text = pattern.format(**cell) if isinstance(cell, Mapping) else pattern.format(cell)
+        return text.replace(" ± ", NARROW)
     except (KeyError, TypeError):
         return ""
 

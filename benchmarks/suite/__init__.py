@@ -1,0 +1,1 @@
+"""Two minutes that show what became slower: each call beside NumPy or SciPy in the same run."""
