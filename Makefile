@@ -6,7 +6,7 @@ BIN = $(VENV)/bin
 demo test test-fast notebooks: export PJRT_NPROC ?= $(shell cores=$$(nproc 2>/dev/null || echo 1); echo $$((cores > 16 ? cores : 16)))
 demo test test-fast notebooks: export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: demo test test-fast check format docs serve notebooks benchmarks bench clean
+.PHONY: demo test test-fast check format docs serve notebooks benchmarks bench package clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/python -m benchmarks.camera.demo
@@ -15,9 +15,9 @@ test: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 	KBR_TEST_PRECISION=32 $(BIN)/python -m pytest -n 2 --dist loadfile
 
-# For work in progress: float64 only, without what takes seconds.
+# For work in progress: float64 only, one case of each test that is not slow.
 test-fast: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadfile --fast
 
 check: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
@@ -49,6 +49,19 @@ benchmarks: $(VENV)/dev.stamp
 # Two minutes: what became slower beside NumPy and SciPy.
 bench: $(VENV)/dev.stamp
 	$(BIN)/python -m benchmarks.suite
+
+# A wheel and an sdist, each installed into an environment of its own; how the README renders.
+package:
+	rm -rf build/package && mkdir -p build/package
+	$(PYTHON) -m venv build/package/tools
+	build/package/tools/bin/python -m pip install --quiet 'build>=1.2,<2' 'twine>=6,<8'
+	build/package/tools/bin/python -m build --outdir build/package/dist
+	build/package/tools/bin/python -m twine check --strict build/package/dist/*
+	set -e; for file in build/package/dist/*; do \
+		$(PYTHON) -m venv --clear build/package/clean; \
+		build/package/clean/bin/python -m pip install --quiet $$file; \
+		(cd build/package && clean/bin/python -c "import kbr_jax as kbr; print(kbr.__version__, kbr.Gaussian(1.0)(0.0, 1.0))"); \
+	done
 
 $(VENV)/demo.stamp: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

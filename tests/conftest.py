@@ -54,6 +54,40 @@ if not FLOAT32:
 os.environ.setdefault("XLA_FLAGS", " ".join(flags))
 
 
+#: Tests whose first case takes a second or more, written by `pytest --store-slow`.
+SLOW = pathlib.Path(__file__).parent / "slow.txt"
+
+
+def pytest_addoption(parser):
+    parser.addoption("--fast", action="store_true", help="one case of each test that is not slow")
+    parser.addoption("--store-slow", action="store_true", help="write down which tests are slow")
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("--fast"):
+        seen = set(SLOW.read_text().split())
+        kept = [name for item in items if (name := _function(item.nodeid)) not in seen]
+        first = {}
+        for item in items:
+            first.setdefault(_function(item.nodeid), item)
+        items[:] = [first[name] for name in dict.fromkeys(kept)]
+
+
+def _function(nodeid):
+    return nodeid.split("[")[0]
+
+
+def pytest_runtest_logreport(report):
+    if report.when == "call":
+        _seconds.setdefault(_function(report.nodeid), report.duration)
+
+
+def pytest_sessionfinish(session):
+    if session.config.getoption("--store-slow") and not hasattr(session.config, "workerinput"):
+        slow = sorted(name for name, seconds in _seconds.items() if seconds >= 1)
+        SLOW.write_text("\n".join(slow) + "\n")
+
+
 @pytest.fixture(autouse=True)
 def _draws_of_this_test_alone(request, monkeypatch):
     """A test that draws from its module's `RNG` gets the same numbers alone, in any order and on
@@ -79,6 +113,7 @@ def pytest_runtest_teardown(item, nextitem):
 
 
 _done = []
+_seconds: dict = {}
 
 # Tracing makes many objects and few cycles. One collection for 100 tests is enough.
 gc.disable()

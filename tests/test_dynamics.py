@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import check_gradient, closeness
 
 import kbr_jax as kbr
 
@@ -27,8 +28,7 @@ TIMES = np.array([0.0, 1.0, 1.5, 3.0, 3.4, 5.0])
 LABELS = [RNG.integers(0, 2, n) for n in SIZES]
 
 
-def close(actual, expected, tol=1e-10):
-    np.testing.assert_allclose(np.asarray(actual), np.asarray(expected), rtol=0, atol=tol)
+close = closeness(0.0, 1e-10, "atol")
 
 
 def sequence(sets=SETS, **options):
@@ -615,17 +615,7 @@ def test_gradients_by_finite_differences():
         "regularizer": jnp.asarray(0.05),
         "weights": jnp.asarray(GAMMAS + 0.3),
     }
-    gradient = jax.grad(errors_of)(parameters)
-    flat, unravel = jax.flatten_util.ravel_pytree(parameters)
-    step = 1e-5
-    numeric = [
-        (errors_of(unravel(flat.at[i].add(step))) - errors_of(unravel(flat.at[i].add(-step))))
-        / (2 * step)
-        for i in range(flat.size)
-    ]
-    np.testing.assert_allclose(
-        jax.flatten_util.ravel_pytree(gradient)[0], numeric, rtol=1e-6, atol=1e-9
-    )
+    check_gradient(errors_of, parameters, steps=1e-5, rtol=1e-6, atol=1e-9)
 
 
 def test_gradients_are_finite_for_equal_sets_and_single_points():

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import closeness
 from scipy.linalg import orthogonal_procrustes
 from scipy.optimize import linear_sum_assignment
 
@@ -22,8 +23,7 @@ def normal(seed, *shape):
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape))
 
 
-def close(actual, expected, rtol=1e-11, atol=1e-11):
-    np.testing.assert_allclose(np.asarray(actual), np.asarray(expected), rtol=rtol, atol=atol)
+close = closeness(1e-11, 1e-11, "rtol")
 
 
 def gram(x, y, h=1.1):

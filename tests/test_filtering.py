@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import closeness, gaussian
 
 import kbr_jax as kbr
 
@@ -36,8 +37,7 @@ CLEANINGS = [
 ]
 
 
-def close(actual, expected, rtol=1e-8, atol=1e-10):
-    np.testing.assert_allclose(np.asarray(actual), np.asarray(expected), rtol=rtol, atol=atol)
+close = closeness(1e-8, 1e-10, "rtol")
 
 
 def nonlinear_sequence(length, seed):
@@ -57,10 +57,6 @@ STATES, OBSERVED = nonlinear_sequence(T, 0)
 TEST = nonlinear_sequence(STEPS, 1)[1]
 MASK = np.array([True, True, False, True, False, False])
 GAPS = np.where(MASK[:, None], TEST, np.nan)
-
-
-def gaussian(a, b, h):
-    return np.exp(-((a[:, None] - b[None]) ** 2).sum(-1) / (2 * h**2))
 
 
 def gram_function(features, h):

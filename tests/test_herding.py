@@ -11,6 +11,7 @@ import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import closeness
 
 import kbr_jax as kbr
 
@@ -29,8 +30,7 @@ CANDIDATES = RNG.normal(size=(30, 2))
 COUNT = 8
 
 
-def close(actual, expected, tol=1e-10):
-    np.testing.assert_allclose(np.asarray(actual), np.asarray(expected), rtol=0, atol=tol)
+close = closeness(0.0, 1e-10, "atol")
 
 
 def matrices(kernel=SIGNED.kernel, candidates=CANDIDATES):

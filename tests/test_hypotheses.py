@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
+from helpers import closeness
 
 import kbr_jax as kbr
 
@@ -18,8 +19,7 @@ Y = jnp.asarray(RNG.normal(size=(11, 2)) + 0.7)
 KEY = jax.random.key(0)
 
 
-def close(actual, expected, tol=1e-10):
-    np.testing.assert_allclose(np.asarray(actual), np.asarray(expected), rtol=0, atol=tol)
+close = closeness(0.0, 1e-10, "atol")
 
 
 def test_two_sample_statistic_and_its_null():

@@ -203,17 +203,6 @@ def test_the_public_names():
         assert getattr(kbr, name).__doc__ and name in rendered, name
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/guide.md"])
-def test_names_on_pages_exist(page):
-    import kbr_jax as kbr
-
-    text = (ROOT.parent / page).read_text()
-    for chain in set(re.findall(r"\bkbr\.([\w.]*\w)", text)):
-        value = kbr
-        for part in chain.split("."):
-            value = getattr(value, part)
-
-
 def test_old_names_are_gone():
     """Some of the first column of the table in CONTRIBUTING."""
     import kbr_jax as kbr

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import closeness
 from scipy.spatial.distance import pdist
 
 import kbr_jax as kbr
@@ -308,8 +309,7 @@ def floats(tree):
     return eqx.filter(tree, eqx.is_inexact_array)
 
 
-def close(actual, expected, rtol=1e-12, atol=1e-12):
-    np.testing.assert_allclose(np.asarray(actual), expected, rtol=rtol, atol=atol)
+close = closeness(1e-12, 1e-12, "rtol")
 
 
 def directional_errors(value, gradient, tree, rng, step=1e-5):

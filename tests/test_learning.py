@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import closeness
 
 import kbr_jax as kbr
 from kbr_jax.filtering import RivalFilter
@@ -13,8 +14,7 @@ from kbr_jax.learning import DiscriminantMap, Report, _folds, _maps
 RNG = np.random.default_rng(0)
 
 
-def close(found, expected, tolerance=1e-10):
-    np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
+close = closeness(1e-10, 1e-10)
 
 
 def walk(steps, seed, noise=0.1):

@@ -4,14 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import closeness
 
 import kbr_jax as kbr
 from kbr_jax.learning import _conditional, _posterior, _search
 from kbr_jax.tuning import condition_adjusted, leave_out_residuals
 
-
-def close(found, expected, tolerance=1e-9):
-    np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
+close = closeness(1e-9, 1e-9)
 
 
 def pairs(n, seed=0):

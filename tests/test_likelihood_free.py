@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
+from helpers import check_gradient, closeness, gaussian
 
 import kbr_jax as kbr
 
@@ -24,12 +25,7 @@ SIMULATIONS = kbr.likelihood_free.Simulations(jnp.asarray(THETA), jnp.asarray(DA
 METHODS = ("conditional", "bayes", "importance")
 
 
-def close(actual, expected, tol=1e-9):
-    np.testing.assert_allclose(np.asarray(actual), np.asarray(expected), rtol=tol, atol=tol)
-
-
-def gaussian(a, b, h):
-    return np.exp(-((a[:, None] - b[None]) ** 2).sum(-1) / (2 * h**2))
+close = closeness(1e-9, 1e-9)
 
 
 PRINTED = kbr.Clipping(False, 0.0, False)
@@ -231,11 +227,7 @@ def test_gradients_by_finite_differences(method):
         return jnp.sum(kbr.mean(posterior)[:, 0] ** 2)
 
     start = jnp.asarray([H, C, EPSILON, DELTA])
-    gradient = np.asarray(jax.jit(jax.grad(loss))(start))
-    for i, step in enumerate((1e-5, 1e-5, 1e-7, 1e-8)):
-        move = jnp.zeros(4).at[i].set(step)
-        expected = float(loss(start + move) - loss(start - move)) / (2 * step)
-        np.testing.assert_allclose(gradient[i], expected, rtol=1e-4, atol=1e-6)
+    check_gradient(loss, start, steps=(1e-5, 1e-5, 1e-7, 1e-8), rtol=1e-4, atol=1e-6)
 
 
 # ---- simulations

@@ -10,6 +10,7 @@ import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import closeness
 
 import kbr_jax as kbr
 
@@ -28,8 +29,7 @@ REFERENCE = kbr.Gaussian(1.3)
 PARAMETERS = {"h_x": 0.9, "h_y": np.array([0.8, 1.1]), "lambda": 0.05, "delta": 0.02}
 
 
-def close(actual, expected, rtol=1e-10, atol=1e-12):
-    np.testing.assert_allclose(np.asarray(actual), np.asarray(expected), rtol=rtol, atol=atol)
+close = closeness(1e-10, 1e-12, "rtol")
 
 
 def gram(kernel, a, b):

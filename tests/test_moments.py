@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import closeness
 
 import kbr_jax as kbr
 
@@ -36,8 +37,7 @@ def every_point_a_cell():
     return kbr.soft_partition(KX, kbr.Landmarks(X), temperature=1e-9)
 
 
-def close(actual, expected, tolerance=1e-8):
-    np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance)
+close = closeness(1e-8, 1e-8)
 
 
 def moment_model(cells=None):

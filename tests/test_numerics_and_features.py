@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import closeness
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
@@ -24,8 +25,7 @@ from kbr_jax.features import dense_gram, fit_features, landmark_features
 N, R = 10, 4
 
 
-def close(actual, expected, rtol=1e-10, atol=1e-10):
-    np.testing.assert_allclose(np.asarray(actual), np.asarray(expected), rtol=rtol, atol=atol)
+close = closeness(1e-10, 1e-10, "rtol")
 
 
 def all_finite(tree):

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import closeness
 
 import kbr_jax as kbr
 
@@ -28,8 +29,7 @@ LANDMARKS = {
 }
 
 
-def close(actual, expected):
-    np.testing.assert_allclose(actual, expected, rtol=1e-7, atol=1e-9)
+close = closeness(1e-7, 1e-9)
 
 
 @pytest.mark.parametrize("kind", LANDMARKS)

@@ -159,6 +159,11 @@ def test_every_public_name_is_on_one_page_of_the_reference():
     assert {f"kbr_jax.{name}" for name in folders | files} == set(by_package)
 
 
+def test_one_version():
+    assert f"version: {kbr.__version__}" in (ROOT / "CITATION.cff").read_text()
+    assert f"## {kbr.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
 @pytest.mark.parametrize("template", report.PAGES)
 def test_numbers_are_those_of_the_results(template):
     assert (ROOT / report.PAGES[template]).read_text() == report.rendered(template)

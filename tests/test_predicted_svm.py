@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.optimize
+from helpers import check_gradient, closeness
 from sklearn.svm import LinearSVC
 
 import kbr_jax as kbr
@@ -26,8 +27,7 @@ THREE = np.digitize(X[:, 0] + 0.3 * RNG.normal(size=40), [-0.5, 0.5])
 WEIGHTS = RNG.normal(size=40) / 40 + 1 / 40
 
 
-def close(actual, expected, tol=1e-8):
-    np.testing.assert_allclose(np.asarray(actual), np.asarray(expected), rtol=0, atol=tol)
+close = closeness(0.0, 1e-8, "atol")
 
 
 def fit(labels=CLASSES, weights=WEIGHTS, penalty=5.0, **options):
@@ -172,11 +172,5 @@ def test_gradients_by_finite_differences():
         "penalty": jnp.asarray(5.0),
         "bandwidth": jnp.asarray(0.9),
     }
-    gradient = jax.flatten_util.ravel_pytree(jax.jit(jax.grad(loss))(parameters))[0]
-    flat, unravel = jax.flatten_util.ravel_pytree(parameters)
-    step = 1e-6
-    for i in (0, 1, 5, 20, flat.size - 1):
-        numeric = (loss(unravel(flat.at[i].add(step))) - loss(unravel(flat.at[i].add(-step)))) / (
-            2 * step
-        )
-        np.testing.assert_allclose(gradient[i], numeric, rtol=2e-6, atol=1e-8)
+    entries = (0, 1, 5, 20, jax.flatten_util.ravel_pytree(parameters)[0].size - 1)
+    check_gradient(loss, parameters, entries=entries, rtol=2e-6, atol=1e-8)

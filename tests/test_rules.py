@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import closeness, gaussian
 
 import kbr_jax as kbr
 
@@ -46,12 +47,7 @@ def clipping(clip=False, truncation=0.0, normalize=False):
     return kbr.Clipping(clip, truncation, normalize)
 
 
-def close(actual, expected, rtol=1e-9, atol=1e-11):
-    np.testing.assert_allclose(np.asarray(actual), np.asarray(expected), rtol=rtol, atol=atol)
-
-
-def gaussian(a, b, h):
-    return np.exp(-((a[:, None] - b[None]) ** 2).sum(-1) / (2 * h**2))
+close = closeness(1e-9, 1e-11, "rtol")
 
 
 def gram_function(h, features):

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import closeness
 
 import kbr_jax as kbr
 
@@ -29,9 +30,7 @@ def joined(states, seen):
     return tuple(jnp.concatenate(part) for part in zip(*triples, strict=True))
 
 
-def close(actual, expected, tol=1e-12):
-    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=tol, atol=tol)
+close = closeness(1e-12, 1e-12)
 
 
 @pytest.mark.parametrize("extra", [0, 1])
