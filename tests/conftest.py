@@ -15,13 +15,6 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # jax is imported.
 os.environ.setdefault("PJRT_NPROC", str(max(16, os.cpu_count() or 1)))
 
-# Both workers, and the next run, take the programs that one has compiled.
-os.environ.setdefault(
-    "JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(__file__).parents[1] / "build" / "compiled")
-)
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
-
 import jax
 import jaxtyping
 import numpy as np
@@ -32,6 +25,14 @@ FLOAT32 = os.environ.get("KBR_TEST_PRECISION", "64") == "32"
 jax.config.update("jax_enable_x64", not FLOAT32)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "allow")
+
+# Programs are compiled once a worker, and kept for the next run. Workers that share a folder would
+# read what another is still writing.
+COMPILED = pathlib.Path(__file__).parents[1] / "build" / "compiled"
+WORKER = os.environ.get("PYTEST_XDIST_WORKER", "main")
+jax.config.update("jax_compilation_cache_dir", str(COMPILED / WORKER))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 # The float32 leg runs what a user runs: no checker in between, so bad input meets the library's own
 # errors.
@@ -54,7 +55,7 @@ if not FLOAT32:
 os.environ.setdefault("XLA_FLAGS", " ".join(flags))
 
 
-#: Tests whose first case takes a second or more, written by `pytest --store-slow`.
+#: Tests whose first case takes .7 s or more, written by `pytest --store-slow`.
 SLOW = pathlib.Path(__file__).parent / "slow.txt"
 
 
@@ -84,7 +85,7 @@ def pytest_runtest_logreport(report):
 
 def pytest_sessionfinish(session):
     if session.config.getoption("--store-slow") and not hasattr(session.config, "workerinput"):
-        slow = sorted(name for name, seconds in _seconds.items() if seconds >= 1)
+        slow = sorted(name for name, seconds in _seconds.items() if seconds >= 0.7)
         SLOW.write_text("\n".join(slow) + "\n")
 
 

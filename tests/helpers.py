@@ -10,24 +10,29 @@ from jax.flatten_util import ravel_pytree
 
 
 def closeness(rtol: float, atol: float, replaces: str = "both") -> Callable[..., None]:
-    """A `close(actual, expected, tol)` with the tolerances of a file.
+    """A `close(actual, expected, ...)` with the tolerances of a file.
 
-    `tol` replaces `"rtol"`, `"atol"` or both. Trees are compared leaf by leaf.
+    A third argument replaces `"rtol"`, `"atol"` or both, and a fourth one `"atol"`.
     """
 
-    def close(actual: Any, expected: Any, tol: float | None = None, **tolerances: float) -> None:
-        limits = {"rtol": rtol, "atol": atol}
-        if tol is not None:
-            limits |= dict.fromkeys(("rtol", "atol") if replaces == "both" else (replaces,), tol)
-        if not isinstance(actual, (list, tuple, dict)):
-            np.testing.assert_allclose(
-                np.asarray(actual), np.asarray(expected), **(limits | tolerances)
+    def close(actual: Any, expected: Any, *limits: float, **named: float) -> None:
+        found = {"rtol": rtol, "atol": atol}
+        if limits:
+            first = ("rtol", "atol") if replaces == "both" else (replaces,)
+            found |= dict.fromkeys(first, limits[0]) | dict(
+                zip(("atol",), limits[1:], strict=False)
             )
-            return
-        for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-            np.testing.assert_allclose(np.asarray(a), np.asarray(b), **(limits | tolerances))
+        if (tol := named.pop("tol", None)) is not None:
+            found |= dict.fromkeys(("rtol", "atol"), tol)
+        np.testing.assert_allclose(np.asarray(actual), np.asarray(expected), **(found | named))
 
     return close
+
+
+def close_trees(actual: Any, expected: Any, tol: float = 1e-12) -> None:
+    """All leaves are near each other."""
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=tol, atol=tol)
 
 
 def gaussian(a: Any, b: Any, h: float) -> np.ndarray:

@@ -289,7 +289,7 @@ def diagnosed(change=lambda o: o, bandwidth=0.5, regularizer=1e-4, delta=1e-4, *
 
 def test_a_good_run_has_no_notes():
     run, found = diagnosed()
-    assert found.notes == () and "Nothing" in str(found)
+    assert found.notes == () and "No problem" in str(found)
     shares = np.maximum(run.predicted, 0)
     shares = shares / shares.sum(1, keepdims=True)
     np.testing.assert_allclose(found.effective_size, 1 / (shares**2).sum(1))

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import closeness
+from helpers import close_trees as close
 
 import kbr_jax as kbr
 
@@ -28,9 +28,6 @@ def joined(states, seen):
     last = [min(len(s) - 1, len(o)) for s, o in zip(states, seen, strict=True)]
     triples = [(s[:n], o[:n], s[1 : n + 1]) for s, o, n in zip(states, seen, last, strict=True)]
     return tuple(jnp.concatenate(part) for part in zip(*triples, strict=True))
-
-
-close = closeness(1e-12, 1e-12)
 
 
 @pytest.mark.parametrize("extra", [0, 1])
