@@ -98,20 +98,15 @@ print(f"dependence found at {low:.0%} of weak and {high:.0%} of strong stimuli")
 # %% [markdown]
 # ## The picture
 #
-# Left, the two samples and their witness function, largest where the distributions differ most. Right, how strongly the responses
+# Left, the embeddings of the two samples, and their witness function, largest where the distributions differ most. Right, how strongly the responses
 # depend on each other at each stimulus, and what chance alone stays below in 95 of 100 cases.
 
 # %%
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), constrained_layout=True)
 line = jnp.linspace(-3.2, 3.2, 200)[:, None]
 narrow = kbr.Gaussian(0.3)
-left.hist(
-    [np.asarray(normal)[:, 0], np.asarray(humps)[:, 0]],
-    bins=25,
-    density=True,
-    color=["0.75", "tab:orange"],
-    label=["normal", "two humps"],
-)
+for sample, color, label in ((normal, "0.5", "normal"), (humps, "tab:orange", "two humps")):
+    left.plot(line, kbr.evaluate(kbr.embed(narrow, sample), line), color=color, label=label)
 difference = kbr.witness(kbr.embed(narrow, humps), kbr.embed(narrow, normal), line)
 left.plot(line, difference / jnp.max(jnp.abs(difference)) / 2, color="black", label="witness (scaled)")
 left.set(title=f"two samples: p = {float(two_samples.p_value):.3f}", xlabel="value")

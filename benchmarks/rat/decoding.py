@@ -38,8 +38,9 @@ import numpy as np
 import kbr_jax as kbr
 from kbr_jax.filtering import RivalFilter
 from kbr_jax.learning import _maps
-from kbr_jax.learning._filter import CHOOSING, WIDTHS
+from kbr_jax.learning._filter import WIDTHS
 from kbr_jax.learning._folds import spread
+from kbr_jax.learning._maps import CHOOSING
 from kbr_jax.learning._report import BANDWIDTHS, RIDGES
 
 from .. import experiment

@@ -121,7 +121,7 @@ def learn_conditional(
         del ranges["bandwidth_x"]
     with progress_bar(TRIALS + REFINEMENTS + STEPS, progress) as bar:
 
-        def evaluate(option, values):
+        def evaluate(option, values, _):
             return _score(option, few_x, few_y, fixed, values)
 
         _, free = search(evaluate, [setting], ranges, TRIALS, REFINEMENTS, bar)

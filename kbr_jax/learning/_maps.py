@@ -17,6 +17,8 @@ from ..tuning import leave_out_residuals
 MAX_COMPONENTS, MAX_RANK = 500, 20
 #: Share of the diagonal in the noise's covariance. There .02 to .3 differ by less than 5 %.
 SHRINKAGE = 0.1
+#: Pairs that a regression sees while it is chosen.
+CHOOSING = 600
 #: Successive points that are left out together: neighbors in time resemble each other.
 BLOCK = 20
 RIDGES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
@@ -92,10 +94,20 @@ def choose_regression(
         values = values @ np.linalg.svd(values, full_matrices=False)[2][:MAX_COMPONENTS].T
 
     def error(pair):
-        residuals = leave_blocks_out(regression(pair, states, values), jnp.asarray(values))
+        kernel, ridge = pair
+        residuals = left_out_residuals(kernel, jnp.asarray(ridge), states, jnp.asarray(values))
         return float(jnp.mean(residuals**2))
 
     return min(((kernel, ridge) for kernel in kernels for ridge in RIDGES), key=error)
+
+
+@eqx.filter_jit
+def left_out_residuals(
+    kernel: AbstractKernel, ridge: Array, x: Points, values: Array
+) -> Float[Array, "n p"]:
+    """Residuals of blocks left out, of the ridge regression from x to the values."""
+    model = fit_conditional(kernel, Linear(), x, values, regularizer=ridge)
+    return leave_blocks_out(model, values)
 
 
 def fit_discriminant_map(
@@ -115,8 +127,10 @@ def fit_discriminant_map(
     if values.shape[1] > MAX_COMPONENTS:
         basis = np.linalg.svd(values, full_matrices=False)[2][:MAX_COMPONENTS].T
         values = values @ basis
-    model = regression(chosen, states, values)
-    residuals = np.asarray(leave_blocks_out(model, jnp.asarray(values)))
+    kernel, ridge = chosen
+    residuals = np.asarray(
+        left_out_residuals(kernel, jnp.asarray(ridge), states, jnp.asarray(values))
+    )
     floor = 1e-6 * values.std(0).max() + np.finfo(values.dtype).tiny
     level = np.maximum(residuals.std(0), floor)
     noise, signal = residuals / level, (values - residuals) / level

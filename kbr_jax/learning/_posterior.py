@@ -186,7 +186,7 @@ def learn_posterior(
     ranges = {name: ends for name, ends in RANGES.items() if name not in {*fixed, *skip}}
     with progress_bar(TRIALS * len(settings) + REFINEMENTS + STEPS, progress) as bar:
         setting, free = search(
-            lambda option, values: _score(option, data, fixed, values),
+            lambda option, values, _: _score(option, data, fixed, values),
             settings,
             ranges,
             TRIALS,

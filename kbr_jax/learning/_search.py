@@ -32,7 +32,7 @@ def resolvable(values: dict[str, Array]) -> dict[str, Array]:
 
 
 def search(
-    score: Callable[[Option, dict[str, Array]], Any],
+    score: Callable[[Option, dict[str, Array], float], Any],
     options: Sequence[Option],
     ranges: dict[str, tuple[float, float]],
     trials: int,
@@ -42,7 +42,8 @@ def search(
     """The option and the values with the least score.
 
     Of each option `trials` points in the ranges are tried, evenly spread in logarithms, then
-    `refinements` points around the best so far. A point may leave the ranges.
+    `refinements` points around the best so far. A point may leave the ranges. `score` is told the
+    least score so far, and need not tell by how much a point is worse.
     """
     names = list(ranges)
     low, high = (np.log([ranges[name][end] for name in names]) for end in (0, 1))
@@ -56,7 +57,7 @@ def search(
         return min(tried, key=lambda one: one[0])
 
     def attempt(option, point):
-        value = float(score(option, values_of(point)))
+        value = float(score(option, values_of(point), best()[0] if tried else np.inf))
         tried.append((value if np.isfinite(value) else np.inf, option, point))
         bar.update(1)
         bar.show({"error": f"{best()[0]:.4g}"})
