@@ -1,5 +1,6 @@
 """What all experiments share: repetitions that resume, paired summaries, tables, JSON, figures."""
 
+import functools
 import itertools
 import json
 import os
@@ -33,11 +34,16 @@ def machine() -> dict[str, Any]:
     }
 
 
+@functools.cache
 def commit() -> str:
-    """The commit that is checked out; with a `+` where files differ from it."""
-    command = ["git", "describe", "--always", "--dirty=+", "--exclude", "*"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    return done.stdout.strip() or "unknown"
+    """The commit that is checked out; with a `+` where a program differs from it."""
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", *arguments], cwd=ROOT.parent, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    changed = "+" if git("status", "--porcelain", "--", "*.py") else ""
+    return (git("rev-parse", "--short", "HEAD") or "unknown") + changed
 
 
 def save(name: str, command: str, results: Any, folder: pathlib.Path = RESULTS) -> pathlib.Path:
@@ -112,15 +118,18 @@ def repeat(key: str, repetition: Callable[[int], Any], count: int, bar: Any = No
     """Results of seeds 0, 1, ... of a repetition, in order.
 
     Each is written down when it is known. A run that was cut off goes on where it stopped, if the
-    commit is the same.
+    commit is the same and no program differs from it.
     """
     UNFINISHED.mkdir(parents=True, exist_ok=True)
     name = "".join(letter if letter.isalnum() else "_" for letter in f"{key} {commit()}")
     path = UNFINISHED / f"{name}.jsonl"
+    if commit().endswith("+"):
+        path.unlink(missing_ok=True)
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     for seed in range(count):
         if seed >= len(rows):
-            rows.append(json.loads(json.dumps(repetition(seed))))
+            found = json.dumps(repetition(seed), default=lambda leaf: np.asarray(leaf).tolist())
+            rows.append(json.loads(found))
             with path.open("a") as file:
                 file.write(json.dumps(rows[-1]) + "\n")
         if bar is not None:

@@ -174,7 +174,7 @@ def summarize(rows):
         }
     return {
         "methods": methods,
-        "dynamax against benchmarks.rotation_references, largest difference": {
+        "dynamax against benchmarks.rotation.references, largest difference": {
             kind: max(peers[kind] for _, peers, _ in rows) for kind in ("EKF", "UKF")
         },
         "chosen": [list(map(float, chosen)) for _, _, chosen in rows],
