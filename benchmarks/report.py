@@ -4,7 +4,7 @@
     python -m benchmarks report check    # fail if a page is not what the results say
 
 A page is a Jinja template beside its experiments, in which `results(name)` is the JSON of an
-experiment. No number on these pages is typed by hand.
+experiment. All tables of ours come from there; published numbers of others stand in the templates.
 """
 
 import json
@@ -20,7 +20,7 @@ from . import experiment
 
 ROOT = experiment.ROOT.parent
 #: Does not break at the end of a line.
-NARROW = "\u00a0±\u00a0"
+PLUS_MINUS = "\u00a0±\u00a0"
 STORIES = ("rotation", "camera", "rat", "indoor", "lampert", "inference", "tests", "depth", "scale")
 #: Template, and the page it becomes.
 PAGES = {
@@ -42,12 +42,16 @@ def _filled(pattern: str, cell: Any) -> str:
         return ""
     try:
         text = pattern.format(**cell) if isinstance(cell, Mapping) else pattern.format(cell)
-        return text.replace(" ± ", NARROW)
+        return text.replace(" ± ", PLUS_MINUS)
     except (KeyError, TypeError):
         return ""
 
 
 def _lines(header: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table. A row or a column without any number is a misspelled key."""
+    for cells in (*(row[1:] for row in rows), *zip(*rows, strict=True)):
+        if not any(cells):
+            raise ValueError(f"Nothing was found for a row or a column below {header}.")
     return "\n".join(
         ["| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *rows)]
     )
@@ -112,9 +116,7 @@ def speedups(settings: Mapping[str, Mapping[str, float | None]], calls: str) -> 
     """A table of one error to be met: methods by the cost of a call."""
     wanted = f"as good as rejection ABC with {calls} calls"
     columns = {
-        title.split(",")[0]: {name: value for name, value in found.items()}
-        for title, found in settings.items()
-        if title.endswith(wanted)
+        title.split(",")[0]: found for title, found in settings.items() if title.endswith(wanted)
     }
     shown = {
         title: {name: "-" if v is None else f"{v:.2g}" for name, v in column.items()}
@@ -179,7 +181,6 @@ def rendered(template: str) -> str:
     )
     environment.filters.update(FILTERS)
     names = {"results": results, "sources": sources, "grid": grid, "listing": listing, "pick": pick}
-    names["pick_error"] = lambda choices: {k: pick(c, "error") for k, c in choices.items()}
     return environment.get_template(template).render(**names, mean=lambda x: sum(x) / len(x))
 
 

@@ -49,7 +49,6 @@ counts = rng.poisson(rates)  # [T, 30], integers
 filt, report = kbr.learn_filter(states[:450], counts[:450], estimator="pairs", progress=False)
 print(report)
 plotting.plot_report(report)
-plt.tight_layout()
 plt.show()
 
 # %% [markdown]

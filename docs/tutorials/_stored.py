@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def is_current(source: pathlib.Path) -> bool:
-    """Whether the stored notebook has the cells of the script."""
+    """Whether the stored notebook has the cells of the script, and no messages of a machine."""
     import jupytext
 
     stored = ROOT / "docs" / "tutorials" / f"{source.stem}.ipynb"
@@ -23,7 +23,24 @@ def is_current(source: pathlib.Path) -> bool:
     def cells(book):
         return [(cell.cell_type, cell.source.strip()) for cell in book.cells]
 
-    return cells(ours) == cells(theirs)
+    return cells(ours) == cells(theirs) and not any(map(_messages, theirs.cells))
+
+
+def _messages(cell) -> list:
+    """Outputs of progress bars and warnings."""
+    return [o for o in cell.get("outputs", []) if o.get("name") == "stderr"]
+
+
+def strip_bars(path: pathlib.Path) -> None:
+    """Remove progress bars; any other message stays, for `is_current` to refuse."""
+    import nbformat
+
+    book = nbformat.read(path, as_version=4)
+    for cell in book.cells:
+        bars = [o for o in _messages(cell) if "Warning" not in o["text"]]
+        if bars:
+            cell["outputs"] = [o for o in cell["outputs"] if o not in bars]
+    nbformat.write(book, path)
 
 
 def main() -> None:
@@ -38,6 +55,7 @@ def main() -> None:
         stored = ROOT / "docs" / "tutorials" / f"{path.stem}.ipynb"
         command = ["-m", "jupytext", "--to", "ipynb", "--execute", path, "--output", stored]
         subprocess.run([sys.executable, *command], check=True)
+        strip_bars(stored)
 
 
 if __name__ == "__main__":

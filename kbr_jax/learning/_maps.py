@@ -70,7 +70,7 @@ def in_blocks(n: int) -> int:
 
 
 #: The kernel of the states, and the ridge, of a regression from states.
-Regression = tuple[AbstractKernel, float]
+Regression = tuple[AbstractKernel, ArrayLike]
 
 
 def regression(chosen: Regression, states: Points, values: ArrayLike) -> AbstractConditional:
@@ -106,8 +106,7 @@ def left_out_residuals(
     kernel: AbstractKernel, ridge: Array, x: Points, values: Array
 ) -> Float[Array, "n p"]:
     """Residuals of blocks left out, of the ridge regression from x to the values."""
-    model = fit_conditional(kernel, Linear(), x, values, regularizer=ridge)
-    return leave_blocks_out(model, values)
+    return leave_blocks_out(regression((kernel, ridge), x, values), values)
 
 
 def fit_discriminant_map(
