@@ -1,12 +1,10 @@
 """The few numerical primitives that everything else stands on.
 
-Solves, safe roots, exponentials, squared distances.
+Safe roots, exponentials, squared distances.
 """
 
-import abc
 import math
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -20,8 +18,6 @@ HIGHEST = lax.Precision.HIGHEST
 #: Up to this many coordinates, squared distances are summed directly: about as fast as the matrix
 #: product, exact near zero.
 _DIRECT_DIMENSIONS = 16
-
-_CHOLESKY_ATTEMPTS = 6
 
 
 def matmul(a: Inexact[Array, "..."], b: Inexact[Array, "..."]) -> Inexact[Array, "..."]:
@@ -113,11 +109,11 @@ def _squares(
 def _too_far(*norms: Array) -> Bool[Array, ""]:
     """Whether a point is too far from the center for squares to keep their digits."""
     most = float(jnp.finfo(norms[0].dtype).eps) ** -0.5
-    return _in_any_batch(jnp.any(jnp.stack([jnp.any(part > most) for part in norms])))
+    return in_any_batch(jnp.any(jnp.stack([jnp.any(part > most) for part in norms])))
 
 
 @jax.custom_batching.custom_vmap
-def _in_any_batch(flag: Bool[Array, ""]) -> Bool[Array, ""]:
+def in_any_batch(flag: Bool[Array, ""]) -> Bool[Array, ""]:
     """`flag`, and in a batch one for all.
 
     A condition on it stays a condition, where both branches would run to select.
@@ -125,9 +121,9 @@ def _in_any_batch(flag: Bool[Array, ""]) -> Bool[Array, ""]:
     return flag
 
 
-@_in_any_batch.def_vmap
+@in_any_batch.def_vmap
 def _(axis_size, in_batched, flags):
-    return _in_any_batch(jnp.any(flags)), False
+    return in_any_batch(jnp.any(flags)), False
 
 
 def _centered(
@@ -222,145 +218,3 @@ def jitter(matrix: Float[Array, "n n"], shift: Float[Array, ""] | float = 0.0) -
     n = matrix.shape[-1]
     scale = jnp.mean(jnp.diagonal(matrix)) + shift
     return n * jnp.finfo(matrix.dtype).eps * jnp.where(scale > 0, scale, 1)
-
-
-class AbstractFactor(eqx.Module):
-    """A positive definite matrix, made ready to be solved with many times."""
-
-    @abc.abstractmethod
-    def solve(self, b: Float[Array, "n *k"]) -> Float[Array, "n *k"]:
-        """Solve for a vector, or for a matrix of right-hand sides `[n, ...]`."""
-
-
-class PSDFactor(AbstractFactor):
-    """A factored positive definite matrix `matrix + shift I`, made to be solved with many times.
-
-    Gradients come from `matrix` and `shift` by implicit differentiation, never from the
-    factorization: one more solve, no differentiated Cholesky. Do not replace `matrix` in a finished
-    factor (it would be stale); make a new one.
-    """
-
-    matrix: Float[Array, "n n"]
-    shift: Float[Array, ""]
-    upper: Float[Array, "n n"]
-
-    @property
-    def cholesky(self) -> Float[Array, "n n"]:
-        """The lower Cholesky factor."""
-        return jnp.swapaxes(self.upper, -1, -2)
-
-    def solve(self, b: Float[Array, "n *k"]) -> Float[Array, "n *k"]:
-        """`(matrix + shift I)^{-1} b` for a vector or a matrix of right-hand sides `[n, ...]`;
-        O(n^2) a column.
-
-        One step of iterative refinement, with matrix and shift kept apart: for a shift of 1e-8 it
-        wins back an order of magnitude that rounding in the factor had lost, and it removes the
-        effect of the jitter.
-        """
-        factor = lax.stop_gradient(self.cholesky), True
-
-        def product(x):
-            return matmul(self.matrix, x) + self.shift * x
-
-        def refined(_, rhs):
-            first = jax.scipy.linalg.cho_solve(factor, rhs)
-            residual = (rhs - matmul(lax.stop_gradient(self.matrix), first)) - lax.stop_gradient(
-                self.shift
-            ) * first
-            return first + jax.scipy.linalg.cho_solve(factor, residual)
-
-        return lax.custom_linear_solve(product, b, refined, symmetric=True)
-
-
-@jax.jit
-def psd_factor(matrix: Float[Array, "n n"], shift: Float[Array, ""] | float = 0.0) -> PSDFactor:
-    """Factor `matrix + shift I` of a positive semi-definite matrix; cost O(n^3).
-
-    The factorization adds the jitter (see `jitter`), times 10 for as long as it breaks down, at
-    most five times, so rounding errors in a rank-deficient Gram matrix give a finite answer. A
-    matrix that is not positive semi-definite to about a part in 10^10 (float64) or 10^2 (float32)
-    still gives NaN: that is an error of the caller.
-    """
-    shift = jnp.asarray(shift, matrix.dtype)
-    fixed, ridge = lax.stop_gradient((matrix, shift))
-    first = jitter(fixed, ridge)
-
-    def attempt(number):
-        return number + 1, _upper(fixed, ridge + first * jnp.asarray(10.0, first.dtype) ** number)
-
-    def failed(carry):
-        number, upper = carry
-        # A factorization that breaks down is NaN everywhere.
-        return (number < _CHOLESKY_ATTEMPTS) & ~jnp.all(jnp.isfinite(jnp.diagonal(upper)))
-
-    # The first attempt stands outside the loop, whose carry a batch would select from, matrix by
-    # matrix.
-    _, upper = lax.while_loop(failed, lambda carry: attempt(carry[0]), attempt(jnp.asarray(0)))
-    return PSDFactor(matrix, shift, upper)
-
-
-def _upper(matrix: Float[Array, "n n"], shift: Float[Array, ""]) -> Float[Array, "n n"]:
-    """R with `R.T R = matrix + shift I`, from one half of a symmetric matrix.
-
-    Transposed, both have LAPACK's layout: no copies.
-    """
-    shifted = matrix + shift * jnp.eye(matrix.shape[-1], dtype=matrix.dtype)
-    return lax.linalg.cholesky(shifted.T, symmetrize_input=False).T
-
-
-def psd_solve(
-    matrix: Float[Array, "n n"], b: Float[Array, "n *k"], shift: Float[Array, ""] | float = 0.0
-) -> Float[Array, "n *k"]:
-    """`(matrix + shift I)^{-1} b` for one or many right-hand sides.
-
-    Cost O(n^3 + n^2 k). See `psd_factor`.
-    """
-    return psd_factor(matrix, shift).solve(b)
-
-
-def resolvent(
-    matrix: Float[Array, "n n"], squared_shift: Float[Array, ""], b: Float[Array, "n *k"]
-) -> tuple[Float[Array, "n *k"], Float[Array, "n *k"]]:
-    r"""Both halves of $(M + i\sqrt{\delta} I)^{-1} b$ for a real matrix with real spectrum.
-
-    $$ (M + i\sqrt{\delta})^{-1} = M (M^2 + \delta)^{-1} - i\sqrt{\delta} (M^2 + \delta)^{-1} $$
-
-    so one complex LU gives both squared-regularized solves without ever squaring the matrix: the
-    condition number is $|M| / \sqrt{\delta}$, not $|M|^2 / \delta$, which is what keeps float32
-    usable, at the price of the real route.
-
-    **Returns:** `M (M^2 + delta)^{-1} b` and `(M^2 + delta)^{-1} b`; cost O(n^3 + n^2 k).
-    """
-    shift = jnp.sqrt(squared_shift)
-    shifted = lax.complex(matrix, shift * jnp.eye(matrix.shape[-1], dtype=matrix.dtype))
-    solution = jnp.linalg.solve(shifted, lax.complex(b, jnp.zeros_like(b)))
-    return jnp.real(solution), -jnp.imag(solution) / shift
-
-
-def symmetric_resolvent(
-    matrix: Float[Array, "n n"], squared_shift: Float[Array, ""], b: Float[Array, "n *k"]
-) -> Float[Array, "n *k"]:
-    r"""$M (M^2 + \delta I)^{-1} b$ of a symmetric matrix, the first half of `resolvent`; cost O(n^3
-    + n^2 k).
-
-    In float64 by a Cholesky factor of $M^2 + \delta I$ and one step of refinement without the
-    square: several times faster than the complex LU, good while delta is above 1e-12 of $|M|^2$. In
-    float32 the square would leave no digits: `resolvent`.
-    """
-    if jnp.finfo(matrix.dtype).eps > 1e-10:
-        return resolvent(matrix, squared_shift, b)[0]
-    fixed, shift = lax.stop_gradient(matrix), lax.stop_gradient(squared_shift)
-    # No search for a jitter as in `psd_factor`: far below delta it changes nothing, and in a batch
-    # the search costs most.
-    squared = matmul(fixed, fixed)
-    factor = _upper(squared, shift + jitter(squared)).T, True
-
-    def refined(_, rhs):
-        first = jax.scipy.linalg.cho_solve(factor, rhs)
-        residual = (rhs - matmul(fixed, matmul(fixed, first))) - shift * first
-        return first + jax.scipy.linalg.cho_solve(factor, residual)
-
-    def square(x):
-        return matmul(matrix, matmul(matrix, x)) + squared_shift * x
-
-    return matmul(matrix, lax.custom_linear_solve(square, b, refined, symmetric=True))

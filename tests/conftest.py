@@ -8,12 +8,6 @@ import os
 import pathlib
 import zlib
 
-# Small solves in many threads crawl beside other work. Before scipy is imported.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-# jaxlib 0.10 solves a batch of linear systems in tasks of its thread pool, and waits for them in a
-# thread of that pool: as many batches at once as there are threads, and it waits for ever. Before
-# jax is imported.
-os.environ.setdefault("PJRT_NPROC", str(max(16, os.cpu_count() or 1)))
 
 import jax
 import jaxtyping

@@ -22,6 +22,7 @@ MAX_LINES = 400
 FLOORS = (
     ("_typing",),
     ("_numerics", "_checks"),
+    ("_linalg",),
     ("kernels",),
     ("features",),
     ("embedding",),
@@ -106,7 +107,7 @@ def test_imports_go_down(path):
     for target in relative_targets(path):
         section = section_of(target)
         assert section in FLOOR, f"{name_of(path)} imports {section}, which has no floor"
-        inside = section == own and own not in ("__init__", "_numerics", "_checks")
+        inside = section == own and own not in ("__init__", "_numerics", "_checks", "_linalg")
         assert inside or FLOOR[section] < FLOOR[own], (
             f"{name_of(path)} imports {'.'.join(target)}, from above"
         )

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from .._checks import as_count, as_non_negative, as_positive
+from .._linalg import pseudo_inverse
 from .._numerics import matmul, safe_sqrt
 from .._typing import Array, ArrayLike, Float
 from ..embedding import Embedding, inner
@@ -172,8 +173,8 @@ def coefficient_matrix(
     scaled = root[:, None] * gram[:-1, :-1] * root[None, :] + ridge * identity
     # The pseudo-inverse is what the limit of lambda to 0 means where embeddings are linearly
     # dependent.
-    cutoff = 10 * root.shape[0] * jnp.finfo(gram.dtype).eps
-    inverse = jnp.linalg.pinv(scaled, rtol=cutoff, hermitian=True)
+    cutoff = 10 * root.shape[0] * float(jnp.finfo(gram.dtype).eps)
+    inverse = pseudo_inverse(scaled, cutoff)
     return root[:, None] * (inverse + inverse.T) / 2 * root[None, :]
 
 

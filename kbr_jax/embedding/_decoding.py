@@ -11,6 +11,7 @@ import optax
 from jax import lax
 
 from .._checks import as_batch, as_points, check_alike, in_one_precision, take
+from .._linalg import determinant, svd
 from .._numerics import HIGHEST, matmul, safe_divide
 from .._typing import Array, ArrayLike, Float, Point, Points
 from ..kernels import Gaussian
@@ -191,8 +192,8 @@ def _signed_svd(matrix):
 
     The sign of a reflection goes to the last value.
     """
-    left, values, right = jnp.linalg.svd(matrix, full_matrices=False)
-    sign = jnp.where(jnp.linalg.det(matmul(left, right)) < 0, -1.0, 1.0).astype(matrix.dtype)[
+    left, values, right = svd(matrix)
+    sign = jnp.where(determinant(matmul(left, right)) < 0, -1.0, 1.0).astype(matrix.dtype)[
         ..., None
     ]
     return left.at[..., :, -1].multiply(sign), values.at[..., -1].multiply(sign[..., 0]), right

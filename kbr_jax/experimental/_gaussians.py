@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._checks import as_points, as_weights, check_alike
+from .._linalg import cholesky, triangular_solve
 from .._numerics import exp, matmul, safe_sqrt, squared_distances
 from .._typing import Array, ArrayLike, Float, Points
 from ..embedding import Embedding, check_unbatched, squared_norm
@@ -80,9 +81,9 @@ def _log_expected_kernel(
     squares = jnp.broadcast_to(
         kernel.bandwidth.astype(difference.dtype).reshape(-1) ** 2, (dimension,)
     )
-    lower = jnp.linalg.cholesky(jnp.diag(squares) + covariance)
+    lower = cholesky(jnp.diag(squares) + covariance)
     identity = jnp.broadcast_to(jnp.eye(dimension, dtype=lower.dtype), lower.shape)
-    inverse = jax.scipy.linalg.solve_triangular(lower, identity, lower=True)
+    inverse = triangular_solve(lower, identity)
     scaled = matmul(inverse, difference[..., None])[..., 0]
     half_logs = (
         jnp.sum(jnp.log(jnp.diagonal(lower, axis1=-2, axis2=-1)), axis=-1)

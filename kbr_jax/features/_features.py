@@ -15,14 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from .._checks import as_batch, check_memory, size, take
-from .._numerics import (
-    AbstractFactor,
-    matmul,
-    psd_factor,
-    psd_solve,
-    resolvent,
-    symmetric_resolvent,
-)
+from .._linalg import AbstractFactor, psd_factor, psd_solve, resolvent, solve, symmetric_resolvent
+from .._numerics import matmul
 from .._typing import Array, Bool, Float, Int, Point, Points
 from ..kernels import AbstractKernel
 
@@ -211,7 +205,7 @@ class AbstractGram(AbstractFeatures):
         regularizer: Float[Array, ""],
     ) -> Float[Array, "b n"]:
         matrix = self.matrix * weights + regularizer * jnp.eye(self.size, dtype=coordinates.dtype)
-        return jnp.linalg.solve(matrix, coordinates.T).T
+        return solve(matrix, coordinates.T).T
 
     def importance_posterior(
         self,
@@ -222,7 +216,7 @@ class AbstractGram(AbstractFeatures):
         matrix = weights[:, None] * self.matrix + regularizer * jnp.eye(
             self.size, dtype=coordinates.dtype
         )
-        return jnp.linalg.solve(matrix, (weights * coordinates).T).T
+        return solve(matrix, (weights * coordinates).T).T
 
 
 class DenseGram(AbstractGram):

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._checks import as_count, is_concrete, size, take
-from .._numerics import AbstractFactor, PSDFactor, matmul, psd_factor
+from .._linalg import AbstractFactor, PSDFactor, psd_factor
+from .._numerics import matmul
 from .._typing import Array, Float, Int, Points
 from ..kernels import AbstractKernel, gram_matvec
 from ._features import AbstractGram, DenseGram, dense_gram

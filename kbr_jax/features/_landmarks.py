@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._checks import as_points, as_regularizer, check_alike, check_finite, like, size
+from .._linalg import cholesky, triangular_solve
 from .._numerics import jitter, safe_divide
 from .._typing import Array, ArrayLike, Bool, Float, Points, with_numbers
 from ..kernels import AbstractKernel, KernelLike, as_kernel
@@ -69,22 +70,20 @@ class LandmarkFeatures(AbstractFeatureMap):
         Exact in the span of the landmarks.
         """
         flat = coordinates.reshape(-1, coordinates.shape[-1])
-        return jax.scipy.linalg.solve_triangular(
-            self.cholesky, flat.T, lower=True, trans=1
-        ).T.reshape(coordinates.shape)
+        return triangular_solve(self.cholesky, flat.T, transpose=True).T.reshape(coordinates.shape)
 
 
 def _features(
-    kernel, landmarks: Landmarks, cholesky: Float[Array, "r r"], points: Points
+    kernel, landmarks: Landmarks, lower: Float[Array, "r r"], points: Points
 ) -> Float[Array, "m r"]:
-    return _whiten(landmarks, cholesky, kernel.gram(landmarks.points, points).T)
+    return _whiten(landmarks, lower, kernel.gram(landmarks.points, points).T)
 
 
 def _whiten(
-    landmarks: Landmarks, cholesky: Float[Array, "r r"], values: Float[Array, "*b r"]
+    landmarks: Landmarks, lower: Float[Array, "r r"], values: Float[Array, "*b r"]
 ) -> Float[Array, "*b r"]:
     flat = jnp.where(landmarks.active, values, 0).reshape(-1, values.shape[-1])
-    return jax.scipy.linalg.solve_triangular(cholesky, flat.T, lower=True).T.reshape(values.shape)
+    return triangular_solve(lower, flat.T).T.reshape(values.shape)
 
 
 def only_active(matrix: Float[Array, "r r"], active: Bool[Array, " r"]) -> Float[Array, "r r"]:
@@ -117,9 +116,9 @@ def landmark_features(
     matrix = kernel.gram(landmarks.points, landmarks.points)
     matrix = only_active(matrix, active)
     identity = jnp.eye(matrix.shape[0], dtype=matrix.dtype)
-    cholesky = jnp.linalg.cholesky(matrix + 10 * lax.stop_gradient(jitter(matrix)) * identity)
-    coordinates = masked_rows(_features(kernel, landmarks, cholesky, points), mask)
-    return LandmarkFeatures(kernel, points, coordinates, mask, landmarks, cholesky)
+    lower = cholesky(matrix + 10 * lax.stop_gradient(jitter(matrix)) * identity)
+    coordinates = masked_rows(_features(kernel, landmarks, lower, points), mask)
+    return LandmarkFeatures(kernel, points, coordinates, mask, landmarks, lower)
 
 
 class PartitionOfUnity(eqx.Module):

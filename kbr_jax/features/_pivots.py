@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._checks import size, take
+from .._linalg import triangular_solve
 from .._numerics import matmul, safe_divide
 from .._typing import Array, Bool, Float, Int, Points, PRNGKeyArray
 from ..kernels import AbstractKernel
@@ -133,7 +134,7 @@ def _propose(
     candidates = _indices(draw, cumulative, block).astype(pivots.index.dtype)
     points, centers = take(sample.x, candidates), take(sample.x, pivots.index)
     gram = jnp.where(pivots.filled[:, None], kernel.gram(centers, points), 0)
-    own = jax.scipy.linalg.solve_triangular(pivots.factor(), gram, lower=True)
+    own = triangular_solve(pivots.factor(), gram)
     matrix = kernel.gram(points, points) - matmul(own.T, own)
     # Of a point that was chosen before, rounding would leave a trace.
     again = jnp.any((candidates[:, None] == pivots.index) & pivots.filled, axis=1)
@@ -168,7 +169,7 @@ def _residuals(sample: _Sample, pivots: Pivots) -> tuple[Float[Array, " n"], Flo
     tile, filled, lower = min(_TILE, n), pivots.filled, pivots.factor()
     corners = jnp.stack([lower[i : i + group, i : i + group] for i in range(0, width, group)])
     units = jnp.broadcast_to(jnp.eye(group, dtype=lower.dtype), corners.shape)
-    inverses = jax.scipy.linalg.solve_triangular(corners, units, lower=True)
+    inverses = triangular_solve(corners, units)
     centers = take(sample.x, pivots.index)
 
     def sweep(t, carry):

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._checks import as_count, as_fraction, as_points, check_finite, size, take
+from .._linalg import triangular_solve
 from .._numerics import matmul
 from .._typing import Array, Bool, Float, Int, Points, PRNGKeyArray, with_numbers
 from ..kernels import KernelLike, kernel_for
@@ -179,7 +180,7 @@ def _add_block(
     used = jnp.arange(block) < count
     identity = jnp.eye(block, dtype=diagonal.dtype)
     lower = jnp.where(used[:, None], cholesky[chosen], identity)
-    inverse = jax.scipy.linalg.solve_triangular(lower, identity, lower=True)
+    inverse = triangular_solve(lower, identity)
     mixing = -matmul(inverse, own[:, chosen].T)
     rows, squares = _add_rows(kernel, take(points, chosen), x, inverse, mixing, state)
     # Stop, exactly at its column, once the trace is within the tolerance.

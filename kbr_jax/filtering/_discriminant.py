@@ -14,7 +14,8 @@ from .._checks import (
     check_same_size,
     size,
 )
-from .._numerics import matmul, psd_factor
+from .._linalg import cholesky, eigh, psd_factor, triangular_solve
+from .._numerics import matmul
 from .._typing import Array, ArrayLike, Float, Int, Point, Points
 from ..kernels import AbstractKernel, KernelLike, as_kernel
 
@@ -174,8 +175,8 @@ def _largest_ratios(own, others, count: int) -> tuple[Float[Array, " d"], Float[
     p = own.shape[1]
     moment = matmul(own.T, own) / own.shape[0]
     moment = moment + SHRINKAGE * jnp.trace(moment) / p * jnp.eye(p, dtype=moment.dtype)
-    root = jnp.linalg.cholesky(moment)
-    whitened = jax.scipy.linalg.solve_triangular(root, others.T, lower=True)
-    ratios, vectors = jnp.linalg.eigh(matmul(whitened, whitened.T) / others.shape[0])
-    vectors = jax.scipy.linalg.solve_triangular(root.T, vectors[:, ::-1][:, :count], lower=False)
+    root = cholesky(moment)
+    whitened = triangular_solve(root, others.T)
+    ratios, vectors = eigh(matmul(whitened, whitened.T) / others.shape[0])
+    vectors = triangular_solve(root, vectors[:, ::-1][:, :count], transpose=True)
     return ratios[::-1][:count], vectors

@@ -21,7 +21,8 @@ from .._checks import (
     take,
     without_padding,
 )
-from .._numerics import AbstractFactor, matmul
+from .._linalg import AbstractFactor, cholesky, triangular_solve
+from .._numerics import matmul
 from .._typing import Array, ArrayLike, Float, Int, Points, PRNGKeyArray
 from ..features import AbstractFeatures, FeatureChoice, LandmarkFeatures, fit_features
 from ..kernels import Gaussian, KernelLike, kernel_for
@@ -213,11 +214,9 @@ class GaussianTransition(AbstractKnownTransition):
             covariance = covariance * jnp.eye(d, dtype=points.dtype)
         scale = jnp.broadcast_to(kernel.bandwidth, (d,)).astype(points.dtype)
         # In units of the bandwidth the kernel is N(0, I) and the moves have covariance S.
-        root = jnp.linalg.cholesky(
-            jnp.eye(d, dtype=points.dtype) + covariance / jnp.outer(scale, scale)
-        )
+        root = cholesky(jnp.eye(d, dtype=points.dtype) + covariance / jnp.outer(scale, scale))
         gaps = (anchors[None, :, :] - centers[:, None, :]) / scale
-        flat = jax.scipy.linalg.solve_triangular(root, gaps.reshape(-1, d).T, lower=True)
+        flat = triangular_solve(root, gaps.reshape(-1, d).T)
         values = jnp.exp(-jnp.sum(flat**2, axis=0) / 2) / jnp.prod(jnp.diagonal(root))
         values = values.reshape(gaps.shape[:2])
         if landmarks:

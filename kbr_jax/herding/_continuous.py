@@ -9,6 +9,7 @@ import optax
 from jax import lax
 
 from .._checks import as_count, as_points, as_positive, check_alike, in_one_precision, size, take
+from .._linalg import solve
 from .._typing import Array, ArrayLike, Float, Points
 from ..embedding import Embedding, check_unbatched, evaluate
 from ..kernels import diagonal
@@ -143,7 +144,7 @@ def _ascend(
         size = z.size
         gradient = jax.grad(score)(z).reshape(size)
         hessian = jax.hessian(score)(z).reshape(size, size)
-        trial = jnp.clip(z - jnp.linalg.solve(hessian, gradient).reshape(z.shape), low, high)
+        trial = jnp.clip(z - solve(hessian, gradient[:, None]).reshape(z.shape), low, high)
         return jnp.where(score(trial) > score(z), trial, z), None  # also False for NaN
 
     return lax.scan(newton, best, length=_NEWTON_STEPS)[0]

@@ -7,11 +7,11 @@ Smola 2010).
 from typing import Any, Literal, get_args
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jax import lax
 
 from .._checks import as_count, as_points, check_alike, take
+from .._linalg import cholesky, triangular_solve
 from .._numerics import jitter, matmul
 from .._typing import Array, Bool, Float, Int, Points, with_numbers
 from ..embedding import Embedding, check_unbatched
@@ -211,10 +211,9 @@ def _minimize(gram, goal, active: Bool[Array, " m"]):
     both = active[:, None] & active[None, :]
     ridge = jitter(jnp.where(both, gram, 0))
     matrix = jnp.where(both, gram, 0) + jnp.diag(jnp.where(active, ridge, 1))
-    factor = jax.scipy.linalg.cho_factor(matrix, lower=True)
-    solved = jax.scipy.linalg.cho_solve(
-        factor, jnp.where(active[:, None], jnp.stack([goal, jnp.ones_like(goal)], 1), 0)
-    )
+    sides = jnp.where(active[:, None], jnp.stack([goal, jnp.ones_like(goal)], 1), 0)
+    lower = cholesky(matrix)
+    solved = triangular_solve(lower, triangular_solve(lower, sides), transpose=True)
     level = (1 - jnp.sum(solved[:, 0])) / jnp.sum(solved[:, 1])
     return jnp.where(active, solved[:, 0] + level * solved[:, 1], 0)
 
@@ -272,5 +271,5 @@ def free(kernel: AbstractKernel, points: Points, target: Float[Array, " c"], dia
     triangle = jnp.where(
         found[:, None] & found[None, :], basis[:, index], jnp.eye(count, dtype=target.dtype)
     )
-    weights = jax.scipy.linalg.solve_triangular(triangle, coefficients, lower=False)
+    weights = triangular_solve(triangle.T, coefficients[:, None], transpose=True)[:, 0]
     return index, weights, -jnp.cumsum(coefficients**2)

@@ -19,7 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._numerics import matmul, psd_solve
+from .._linalg import psd_solve
+from .._numerics import matmul
 from .._typing import Array, Float, Int, Point, Points
 from ..features import AbstractFeatures, FeatureChoice, Landmarks, fit_features, only_active
 from ..kernels import AbstractKernel

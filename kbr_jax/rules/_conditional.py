@@ -18,7 +18,8 @@ from .._checks import (
     size,
     without_padding,
 )
-from .._numerics import AbstractFactor, matmul
+from .._linalg import AbstractFactor
+from .._numerics import matmul
 from .._typing import Array, ArrayLike, Bool, Float, Int, Point, PointFunction, Points
 from ..embedding import CrossCovariance, Embedding, JointEmbedding, expectation, mean
 from ..features import (

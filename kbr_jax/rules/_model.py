@@ -27,7 +27,8 @@ from .._checks import (
     size,
     take,
 )
-from .._numerics import AbstractFactor, matmul, safe_divide
+from .._linalg import AbstractFactor
+from .._numerics import matmul, safe_divide
 from .._typing import Array, ArrayLike, Bool, Float, Int, Points, with_numbers
 from ..embedding import Embedding, JointEmbedding, check_unbatched, normalized
 from ..features import AbstractFeatures

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from .._checks import as_count
-from .._numerics import matmul, psd_factor
+from .._linalg import psd_factor, solve
+from .._numerics import matmul
 from .._typing import Array, Float, Point, Points
 from ..embedding import Embedding
 from ..features import AbstractFeatures, DenseGram, LazyGram
@@ -149,7 +150,7 @@ def _residual_of_features(
 def _solve_blocks(
     blocks: Float[Array, "k b b"], rows: Float[Array, "k b c"]
 ) -> Float[Array, "k b c"]:
-    return rows / blocks if blocks.shape[-1] == 1 else jnp.linalg.solve(blocks, rows)
+    return rows / blocks if blocks.shape[-1] == 1 else solve(blocks, rows)
 
 
 def _low_rank_errors(
