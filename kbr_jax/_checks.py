@@ -8,7 +8,6 @@ import os
 import warnings
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.core
 import jax.numpy as jnp
@@ -318,9 +317,8 @@ def _finite(points: Points) -> Bool[Array, ""]:
 def check_finite(points: Points, name: str) -> Points:
     """Training data without NaN or infinity.
 
-    Concrete data that fails is a `ValueError`. For traced data the same message is raised when the
-    compiled program runs, as an `equinox.EquinoxRuntimeError`; the environment variable
-    `EQX_ON_ERROR=nan` turns that check off.
+    Concrete data that fails is a `ValueError`. A compiled program cannot raise without the help of
+    the host: there all points become NaN, and with them every result.
     """
     message = (
         f"`{name}` contains NaN or infinity; remove or impute those points (missing observations: "
@@ -331,4 +329,9 @@ def check_finite(points: Points, name: str) -> Points:
         if not bool(finite):
             raise ValueError(message)
         return points
-    return eqx.error_if(points, ~finite, message)
+    return jax.tree.map(
+        lambda leaf: (
+            jnp.where(finite, leaf, jnp.nan) if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf
+        ),
+        points,
+    )

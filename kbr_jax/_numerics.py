@@ -179,17 +179,17 @@ def _squares_jvp(primals, tangents):
     squares = _squares(x, y, scale)
     near_x, near_y = _centered(x, y)
     total = jnp.zeros_like(squares)
-    if not _is_zero(dx):
+    if not is_zero(dx):
         weighted = 2 / scale**2 * dx
         total = total + jnp.sum(near_x * weighted, 1)[:, None] - matmul(weighted, near_y.T)
-    if not _is_zero(dy):
+    if not is_zero(dy):
         weighted = 2 / scale**2 * dy
         total = total + jnp.sum(near_y * weighted, 1)[None, :] - matmul(near_x, weighted.T)
-    if not _is_zero(dscale) and scale.ndim == 0:
+    if not is_zero(dscale) and scale.ndim == 0:
         total = total - 2 * dscale / scale * squares
-    elif not _is_zero(dscale) and x.shape[1] <= _DIRECT_DIMENSIONS:
+    elif not is_zero(dscale) and x.shape[1] <= _DIRECT_DIMENSIONS:
         total = total + _weighted_squares(x.T, y.T, -2 * dscale / scale**3)
-    elif not _is_zero(dscale):
+    elif not is_zero(dscale):
         slope = -2 * dscale / scale**3
         norms = [jnp.sum((lax.stop_gradient(part / scale)) ** 2, 1) for part in (near_x, near_y)]
         slopes = [jnp.sum(slope * part**2, 1) for part in (near_x, near_y)]
@@ -204,7 +204,7 @@ def _squares_jvp(primals, tangents):
 _squares.defjvp(_squares_jvp, symbolic_zeros=True)
 
 
-def _is_zero(tangent: object) -> bool:
+def is_zero(tangent: object) -> bool:
     return isinstance(tangent, jax.custom_derivatives.SymbolicZero)
 
 

@@ -8,7 +8,6 @@ import os
 import pathlib
 import zlib
 
-
 import jax
 import jaxtyping
 import numpy as np

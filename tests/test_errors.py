@@ -899,7 +899,7 @@ def test_what_has_no_default_is_asked_for(call, name):
 @pytest.mark.parametrize(
     "call, name",
     [
-        (lambda x: kbr.fit_conditional(G, G, x, Y, **RIDGE).factor, "x"),
+        (lambda x: kbr.fit_conditional(G, G, x, Y, **RIDGE).factor.upper, "x"),
         (lambda x: kbr.fit_conditional(G, G, Y, x, **RIDGE).features_y.matrix, "y"),
         (lambda x: kbr.embed(G, x).points, "points"),
         (lambda x: kbr.fit_filter(G, G, x, Y, **BAYES).emission.features_x.matrix, "states"),
@@ -909,12 +909,12 @@ def test_what_has_no_default_is_asked_for(call, name):
         ),
     ],
 )
-def test_traced_nan_raises_when_the_program_runs(call, name):
+def test_nan_in_a_compiled_program_reaches_every_result(call, name):
     jitted = eqx.filter_jit(call)
     for leaf in jax.tree.leaves(jitted(X)):
         assert np.all(np.isfinite(leaf))
-    with pytest.raises(eqx.EquinoxRuntimeError, match=f"`{name}` contains NaN or infinity"):
-        jax.block_until_ready(jitted(NAN))
+    for leaf in jax.tree.leaves(jitted(NAN)):
+        assert np.any(np.isnan(leaf)), name
 
 
 def test_traced_parameters_are_not_looked_at():

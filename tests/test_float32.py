@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import kbr_jax as kbr
-from kbr_jax._linalg import resolvent
+from kbr_jax._solves import resolvent
 
 N, M = 30, 8
 RNG = np.random.default_rng(0)

@@ -11,8 +11,8 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import kbr_jax as kbr
-from kbr_jax._linalg import psd_factor, psd_solve, resolvent
 from kbr_jax._numerics import jitter, safe_divide, safe_sqrt, squared_distances
+from kbr_jax._solves import psd_factor, psd_solve, resolvent
 from kbr_jax.features import dense_gram, fit_features, landmark_features
 
 N, R = 10, 4

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from .._checks import as_count, as_non_negative, as_positive
-from .._linalg import pseudo_inverse
+from .._lapack import pseudo_inverse
 from .._numerics import matmul, safe_sqrt
 from .._typing import Array, ArrayLike, Float
 from ..embedding import Embedding, inner

@@ -17,8 +17,8 @@ import numpy as np
 from jax import lax
 
 from .._checks import as_points, as_positive, as_weights, check_same_size, is_concrete, size
-from .._linalg import psd_solve
 from .._numerics import matmul
+from .._solves import psd_solve
 from .._typing import Array, ArrayLike, Bool, Float, Points, with_numbers
 from ..features import AbstractFeatureMap, FeatureChoice, Landmarks, fit_features
 from ..kernels import KernelLike

@@ -11,7 +11,7 @@ import optax
 from jax import lax
 
 from .._checks import as_batch, as_points, check_alike, in_one_precision, take
-from .._linalg import determinant, svd
+from .._lapack import determinant, svd
 from .._numerics import HIGHEST, matmul, safe_divide
 from .._typing import Array, ArrayLike, Float, Point, Points
 from ..kernels import Gaussian

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._checks import as_points, as_weights, check_alike
-from .._linalg import cholesky, triangular_solve
+from .._lapack import cholesky, triangular_solve
 from .._numerics import exp, matmul, safe_sqrt, squared_distances
 from .._typing import Array, ArrayLike, Float, Points
 from ..embedding import Embedding, check_unbatched, squared_norm

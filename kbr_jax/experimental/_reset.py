@@ -5,8 +5,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from .._checks import as_fraction, as_regularizer
-from .._linalg import AbstractFactor
 from .._numerics import matmul, safe_divide
+from .._solves import AbstractFactor
 from .._typing import Array, ArrayLike, Bool, Float, Points
 from ..embedding import Embedding
 from ..filtering import FilterOutput, KernelBayesFilter, KernelBayesState

@@ -15,8 +15,16 @@ import jax
 import jax.numpy as jnp
 
 from .._checks import as_batch, check_memory, size, take
-from .._linalg import AbstractFactor, psd_factor, psd_solve, resolvent, solve, symmetric_resolvent
+from .._lapack import solve
 from .._numerics import matmul
+from .._solves import (
+    AbstractFactor,
+    psd_factor,
+    psd_solve,
+    resolvent,
+    symmetric_resolvent,
+    weighted_moment,
+)
 from .._typing import Array, Bool, Float, Int, Point, Points
 from ..kernels import AbstractKernel
 
@@ -301,7 +309,7 @@ class AbstractFeatureMap(AbstractFeatures):
         return weights * self.importance_values(weights, coordinates, regularizer)
 
     def _weighted(self, weights: Float[Array, " n"]) -> Float[Array, "r r"]:
-        return matmul((weights[:, None] * self.matrix).T, self.matrix)
+        return weighted_moment(weights, self.matrix)
 
 
 def masked_rows(

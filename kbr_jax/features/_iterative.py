@@ -15,14 +15,19 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._checks import as_count, is_concrete, size, take
-from .._linalg import AbstractFactor, PSDFactor, psd_factor
 from .._numerics import matmul
+from .._solves import AbstractFactor, PSDFactor, psd_factor
 from .._typing import Array, Float, Int, Points
 from ..kernels import AbstractKernel, gram_matvec
 from ._features import AbstractGram, DenseGram, dense_gram
 from ._landmarks import Landmarks, landmark_features
 from ._selection import greedy_landmarks
 
+_NOT_CONVERGED = (
+    "Conjugate gradients did not reach the tolerance. Give the preconditioner more landmarks "
+    "(`rank`), raise `max_iterations`, `tolerance` or the regularizer, or compute in float64; "
+    "`throw=False` and `factor.diagnose` show how far it came."
+)
 _CANDIDATES = 10  # points among which a landmark is chosen, for each landmark
 
 
@@ -40,9 +45,9 @@ class ConjugateGradient(eqx.Module):
       in float64, 1e-5 in float32. A float32 residual has a floor of about 1e-7 |K| / (n lambda).
     - `max_iterations`: limit on the iterations of one solve.
     - `block_size`: rows of K formed at a time, as in `gram_matvec`.
-    - `throw`: raise an `equinox.EquinoxRuntimeError` when the program runs and a column ends above
-      the tolerance, also in the solve of a gradient. If False the last iterate is returned: look at
-      `ConjugateGradientFactor.diagnose`.
+    - `throw`: where a column ends above the tolerance, raise a `RuntimeError`. A compiled program
+      cannot raise: there, and in the solve of a gradient, the column becomes NaN. If False the last
+      iterate is returned: look at `ConjugateGradientFactor.diagnose`.
     """
 
     rank: int = eqx.field(static=True, default=300)
@@ -105,6 +110,8 @@ class ConjugateGradientFactor(AbstractFactor):
         Cost O(n^2 (d + k)) an iteration, memory O(n (block_size + r + k)).
         """
         solution, report = _solve(self, b.reshape(b.shape[0], -1))
+        if self.settings.throw and is_concrete(report.converged) and not report.converged:
+            raise RuntimeError(_NOT_CONVERGED)
         return solution.reshape(b.shape), report
 
     def product(self, x: Float[Array, "n k"]) -> Float[Array, "n k"]:
@@ -141,15 +148,7 @@ def _solve(
         solution, report = _iterate(fixed, rhs / scale, tolerance, settings.max_iterations)
         if settings.throw:
             # In here, so that the solve of a gradient is watched too.
-            solution = eqx.error_if(
-                solution,
-                ~report.converged,
-                "Conjugate gradients did not reach the tolerance. Give the preconditioner more "
-                "landmarks (`rank`), raise "
-                "`max_iterations`, `tolerance` or the regularizer, or compute in float64; "
-                "`throw=False` and "
-                "`factor.diagnose` show how far it came.",
-            )
+            solution = jnp.where(report.residual <= tolerance, solution, jnp.nan)
         return solution * scale, report
 
     return lax.custom_linear_solve(factor.product, b, solve, symmetric=True, has_aux=True)

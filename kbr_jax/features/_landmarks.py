@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._checks import as_points, as_regularizer, check_alike, check_finite, like, size
-from .._linalg import cholesky, triangular_solve
+from .._lapack import cholesky, triangular_solve
 from .._numerics import jitter, safe_divide
 from .._typing import Array, ArrayLike, Bool, Float, Points, with_numbers
 from ..kernels import AbstractKernel, KernelLike, as_kernel

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._checks import size, take
-from .._linalg import triangular_solve
+from .._lapack import triangular_solve
 from .._numerics import matmul, safe_divide
 from .._typing import Array, Bool, Float, Int, Points, PRNGKeyArray
 from ..kernels import AbstractKernel

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._checks import as_count, as_fraction, as_points, check_finite, size, take
-from .._linalg import triangular_solve
+from .._lapack import triangular_solve
 from .._numerics import matmul
 from .._typing import Array, Bool, Float, Int, Points, PRNGKeyArray, with_numbers
 from ..kernels import KernelLike, kernel_for

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._checks import as_fraction, as_positive, as_regularizer, check_same_size, fill, take
-from .._linalg import AbstractFactor
+from .._solves import AbstractFactor
 from .._typing import Array, ArrayLike, Bool, Float, Point, Points
 from ..embedding import Embedding
 from ..kernels import AbstractKernel, KernelLike, kernel_for

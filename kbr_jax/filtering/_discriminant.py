@@ -14,8 +14,9 @@ from .._checks import (
     check_same_size,
     size,
 )
-from .._linalg import cholesky, eigh, psd_factor, triangular_solve
+from .._lapack import cholesky, eigh, triangular_solve
 from .._numerics import matmul
+from .._solves import psd_factor
 from .._typing import Array, ArrayLike, Float, Int, Point, Points
 from ..kernels import AbstractKernel, KernelLike, as_kernel
 

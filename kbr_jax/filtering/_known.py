@@ -21,8 +21,9 @@ from .._checks import (
     take,
     without_padding,
 )
-from .._linalg import AbstractFactor, cholesky, triangular_solve
+from .._lapack import cholesky, triangular_solve
 from .._numerics import matmul
+from .._solves import AbstractFactor
 from .._typing import Array, ArrayLike, Float, Int, Points, PRNGKeyArray
 from ..features import AbstractFeatures, FeatureChoice, LandmarkFeatures, fit_features
 from ..kernels import Gaussian, KernelLike, kernel_for

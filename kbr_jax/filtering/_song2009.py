@@ -6,8 +6,8 @@ import equinox as eqx
 import jax.numpy as jnp
 
 from .._checks import as_mask, as_points, as_regularizer, check_alike, fill, like, size, take
-from .._linalg import AbstractFactor
 from .._numerics import matmul
+from .._solves import AbstractFactor
 from .._typing import Array, ArrayLike, Bool, Float, Points
 from ..embedding import Embedding, mean, normalized
 from ..features import AbstractFeatureMap, AbstractFeatures, DenseGram, FeatureChoice, fit_features

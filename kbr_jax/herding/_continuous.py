@@ -9,7 +9,7 @@ import optax
 from jax import lax
 
 from .._checks import as_count, as_points, as_positive, check_alike, in_one_precision, size, take
-from .._linalg import solve
+from .._lapack import solve
 from .._typing import Array, ArrayLike, Float, Points
 from ..embedding import Embedding, check_unbatched, evaluate
 from ..kernels import diagonal

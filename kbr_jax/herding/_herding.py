@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._checks import as_count, as_points, check_alike, take
-from .._linalg import cholesky, triangular_solve
+from .._lapack import cholesky, triangular_solve
 from .._numerics import jitter, matmul
 from .._typing import Array, Bool, Float, Int, Points, with_numbers
 from ..embedding import Embedding, check_unbatched

@@ -17,8 +17,8 @@ from .._checks import (
     size,
     take,
 )
-from .._linalg import psd_factor
 from .._numerics import matmul
+from .._solves import psd_factor
 from .._typing import Array, ArrayLike, Float, Points, PRNGKeyArray
 from ..embedding import embed_joint
 from ..features import FeatureChoice, fit_features

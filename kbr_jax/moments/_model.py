@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from .._checks import as_regularizer, is_concrete
-from .._linalg import PSDFactor, psd_factor, psd_solve, symmetric_resolvent
 from .._numerics import matmul, safe_divide
+from .._solves import PSDFactor, psd_factor, psd_solve, symmetric_resolvent
 from .._typing import Array, ArrayLike, Bool, Float, Int, Points
 from ..embedding import Embedding, JointEmbedding, guarded_sum
 from ..features import AbstractFeatureMap, AbstractFeatures, LandmarkFeatures

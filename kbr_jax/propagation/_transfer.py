@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._linalg import psd_solve
 from .._numerics import matmul
+from .._solves import psd_solve
 from .._typing import Array, Float, Int, Point, Points
 from ..features import AbstractFeatures, FeatureChoice, Landmarks, fit_features, only_active
 from ..kernels import AbstractKernel

@@ -18,8 +18,8 @@ from .._checks import (
     size,
     without_padding,
 )
-from .._linalg import AbstractFactor
 from .._numerics import matmul
+from .._solves import AbstractFactor
 from .._typing import Array, ArrayLike, Bool, Float, Int, Point, PointFunction, Points
 from ..embedding import CrossCovariance, Embedding, JointEmbedding, expectation, mean
 from ..features import (

@@ -27,8 +27,8 @@ from .._checks import (
     size,
     take,
 )
-from .._linalg import AbstractFactor
 from .._numerics import matmul, safe_divide
+from .._solves import AbstractFactor
 from .._typing import Array, ArrayLike, Bool, Float, Int, Points, with_numbers
 from ..embedding import Embedding, JointEmbedding, check_unbatched, normalized
 from ..features import AbstractFeatures

@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from .._checks import as_count
-from .._linalg import psd_factor, solve
+from .._lapack import solve
 from .._numerics import matmul
+from .._solves import psd_factor
 from .._typing import Array, Float, Point, Points
 from ..embedding import Embedding
 from ..features import AbstractFeatures, DenseGram, LazyGram
