@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._checks import as_count, as_points, size, take
+from .._checks import as_count, as_points, is_concrete, size, take
 from .._typing import Array, Float, Int, Points, PRNGKeyArray, with_numbers
 
 
@@ -102,7 +102,7 @@ def grid_search(loss: Callable[[Any], Any], grid: Any, *, batch_size: int = 1) -
     )
     finite = jnp.where(jnp.isfinite(values), values, jnp.inf)
     best = jnp.argmin(finite)
-    if not bool(jnp.isfinite(finite[best])):
+    if is_concrete(values) and not bool(jnp.isfinite(finite[best])):
         raise ValueError("The loss is not finite anywhere on the grid.")
     parameters = jax.tree.unflatten(treedef, [leaf[best] for leaf in combinations])
     return GridSearchResult(values.reshape(shape), parameters, values[best])
