@@ -2,9 +2,6 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
-# Threads on the CPU (docs/sharp-bits.md); not for benchmarks, whose peers keep all of theirs.
-demo test test-fast notebooks: export PJRT_NPROC ?= $(shell cores=$$(nproc 2>/dev/null || echo 1); echo $$((cores > 16 ? cores : 16)))
-demo test test-fast notebooks: export OPENBLAS_NUM_THREADS ?= 1
 
 .PHONY: demo test test-fast check format docs serve notebooks benchmarks bench package clean
 

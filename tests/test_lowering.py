@@ -65,7 +65,9 @@ def dynamics(g, x, **options):
 def svm(g, x):
     labels = jnp.asarray([0, 1] * (N // 2))
     weights = jnp.ones(N, x.dtype) / N
-    return kbr.dynamics.fit_predicted_svm(x, labels, weights, penalty=1.0, kernel=g, classes=[0, 1])
+    return kbr.dynamics.fit_predicted_svm(
+        x, labels, weights, penalty=1.0, kernel=g, classes=jnp.arange(2)
+    )
 
 
 GRAPH = kbr.propagation.pairwise_graph([[0, 1], [1, 2]], observed_nodes=[2])
@@ -419,7 +421,8 @@ def test_lowers_everywhere_without_the_host(name):
 
 
 def public_functions():
-    spaces = [n for n in dir(kbr) if inspect.ismodule(getattr(kbr, n)) and not n.startswith("_")]
+    modules = inspect.getmembers(kbr, inspect.ismodule)
+    spaces = [n for n, m in modules if m.__name__ == f"kbr_jax.{n}" and not n.startswith("_")]
     found = {n for n in kbr.__all__ if inspect.isfunction(getattr(kbr, n))}
     for space in spaces:
         module = getattr(kbr, space)
