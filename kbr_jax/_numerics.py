@@ -178,13 +178,22 @@ def _squares_jvp(primals, tangents):
     (x, y, scale), (dx, dy, dscale) = primals, tangents
     squares = _squares(x, y, scale)
     near_x, near_y = _centered(x, y)
-    total = jnp.zeros_like(squares)
-    if not is_zero(dx):
-        weighted = 2 / scale**2 * dx
-        total = total + jnp.sum(near_x * weighted, 1)[:, None] - matmul(weighted, near_y.T)
-    if not is_zero(dy):
-        weighted = 2 / scale**2 * dy
-        total = total + jnp.sum(near_y * weighted, 1)[None, :] - matmul(near_x, weighted.T)
+
+    def moved():
+        total = jnp.zeros_like(squares)
+        if not is_zero(dx):
+            weighted = 2 / scale**2 * dx
+            total = total + jnp.sum(near_x * weighted, 1)[:, None] - matmul(weighted, near_y.T)
+        if not is_zero(dy):
+            weighted = 2 / scale**2 * dy
+            total = total + jnp.sum(near_y * weighted, 1)[None, :] - matmul(near_x, weighted.T)
+        return total
+
+    if jnp.finfo(x.dtype).eps < 1e-10:
+        total = moved()  # 1e8 scales away eight digits are left
+    else:
+        far = _too_far(*(jnp.sum((part / scale) ** 2, 1) for part in (near_x, near_y)))
+        total = lax.cond(far, lambda: _summed_moves(x, y, 2 / scale**2, dx, dy), moved)
     if not is_zero(dscale) and scale.ndim == 0:
         total = total - 2 * dscale / scale * squares
     elif not is_zero(dscale) and x.shape[1] <= _DIRECT_DIMENSIONS:
@@ -199,6 +208,21 @@ def _squares_jvp(primals, tangents):
 
         total = total + lax.cond(_too_far(*norms), lambda: _summed_squares(x, y, slope), product)
     return squares, total
+
+
+def _summed_moves(
+    x: Float[Array, "n d"], y: Float[Array, "m d"], weights: Float[Array, "*d"], dx, dy
+) -> Float[Array, "n m"]:
+    r"""$\sum_c w_c (x_c - y_c)(dx_c - dy_c)$, for points whose product would cancel."""
+    dx, dy = (jnp.zeros_like(p) if is_zero(dp) else dp for p, dp in ((x, dx), (y, dy)))
+    columns = x.T, y.T, jnp.broadcast_to(weights, x.shape[1]), dx.T, dy.T
+
+    @jax.checkpoint  # or reverse mode would keep n m d differences
+    def add(total, column):
+        x, y, w, dx, dy = column
+        return total + w * (x[:, None] - y) * (dx[:, None] - dy), None
+
+    return lax.scan(add, jnp.zeros((x.shape[0], y.shape[0]), x.dtype), columns)[0]
 
 
 _squares.defjvp(_squares_jvp, symbolic_zeros=True)

@@ -243,3 +243,37 @@ def test_a_solve_that_does_not_converge_is_an_error_or_a_report():
 def test_wrong_settings(make):
     with pytest.raises(ValueError):
         make()
+
+
+def test_the_same_call_compiles_once(caplog):
+    """Each used to compile at every call, until the process ran out of memory maps."""
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(40, 2)))
+    permutations = jnp.stack([jnp.eye(3), jnp.eye(3)[::-1]])
+    model = fit(SOLVERS["landmarks"])
+    for call in (
+        lambda: kbr.kernels.gram_matvec(kbr.Gaussian(1.0), x, x, x[:, 0], block_size=10),
+        lambda: kbr.embedding.decode_permutation(kbr.embed(kbr.Gaussian(1.0), permutations)),
+        lambda: kbr.condition_centered(model, QUERIES[0]).weights,
+    ):
+        call()
+        caplog.clear()
+        with jax.log_compiles():
+            call()
+        assert not [r for r in caplog.records if "Compiling" in r.getMessage()]
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        kbr.Laplace(1.0),
+        kbr.kernels.ChiSquared(1.0),
+        kbr.kernels.HistogramIntersection(),
+        kbr.Gaussian(1.0) * kbr.Laplace(1.0),
+        lambda a, b: jnp.exp(-jnp.sum(jnp.abs(a - b))),
+    ],
+)
+def test_a_gram_matrix_takes_less_than_three_times_its_memory(kernel):
+    x = jax.ShapeDtypeStruct((600, 128), jnp.zeros(()).dtype)
+    compiled = jax.jit(lambda x: kbr.gram(kernel, x, x)).lower(x).compile()
+    memory = compiled.memory_analysis()
+    assert memory.temp_size_in_bytes < 3 * memory.output_size_in_bytes

@@ -647,3 +647,9 @@ def test_many_sequences_at_once():
     together = jax.jit(jax.vmap(predict))(points)
     for one, expected in zip(points, together, strict=True):
         close(predict(one), expected, 1e-12)
+
+
+def test_sets_of_one_point_need_a_regularizer():
+    sets = kbr.dynamics.sample_sequence(jnp.arange(6.0).reshape(6, 1, 1))
+    with pytest.raises(ValueError, match="give a `regularizer`"):
+        kbr.dynamics.fit_dynamics(kbr.Gaussian(1.0), sets)

@@ -855,3 +855,14 @@ def test_decode_permutation_is_the_best_assignment(d):
                 sum(average[i, p[i]] for i in range(d)) for p in itertools.permutations(range(d))
             )
             close(np.sum(average * actual), best)
+
+
+def test_a_rotation_of_negative_mass_maximizes_the_objective():
+    """Of random signed weights: no other rotation has a larger trace."""
+    rng = np.random.default_rng(0)
+    rotations = kbr.embedding.nearest_rotation(jnp.asarray(rng.normal(size=(30, 3, 3))))
+    for _ in range(10):
+        weights = jnp.asarray(rng.normal(size=30))
+        found = kbr.decode_rotation(kbr.embed(kbr.Gaussian(1.0), rotations, weights))
+        total = np.tensordot(np.asarray(weights), np.asarray(rotations), 1)
+        assert np.sum(total * found) >= np.max(np.sum(total * np.asarray(rotations), (1, 2))) - 1e-9

@@ -625,3 +625,19 @@ def test_hypotheses():
         ),
     ):
         assert 0 < float(single(test).p_value) <= 1
+
+
+@pytest.mark.parametrize("d", [2, 20])
+def test_gradients_beside_a_point_far_away(d):
+    """A sentinel 1e8 bandwidths away used to take all digits of the other points' gradients."""
+    x = np.random.default_rng(0).normal(size=(5, d)).astype(np.float32)
+
+    def gradient(rest):
+        y = jnp.concatenate([jnp.asarray(x), rest])
+        loss = lambda p: jnp.sum(kbr.gram(kbr.Gaussian(1.0), p, y)[:, :5])  # noqa: E731
+        return jax.grad(loss)(jnp.asarray(x + 0.3))
+
+    alone = gradient(jnp.zeros((0, d), jnp.float32))
+    np.testing.assert_allclose(
+        gradient(jnp.full((1, d), 1e8, jnp.float32)), alone, rtol=1e-5, atol=1e-5
+    )

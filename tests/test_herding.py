@@ -232,3 +232,11 @@ def test_continuous_herding_of_few_points_in_the_wider_dtype(dtypes):
     )
     # No worse than the best start.
     assert found.objective[0] <= 1 - 2 * np.max(values)
+
+
+def test_nan_weights_choose_nothing():
+    unknown = kbr.embed(kbr.Gaussian(1.0), jnp.arange(3.0), jnp.full(3, jnp.nan))
+    with pytest.raises(ValueError, match="NaN"):
+        kbr.herd(unknown, num_points=2)
+    chosen = jax.jit(lambda e: kbr.herd(e, num_points=2).embedding.weights)(unknown)
+    assert np.all(np.isnan(chosen))

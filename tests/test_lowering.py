@@ -132,6 +132,7 @@ PROGRAMS = {
     "embedding.credible_level": lambda g, x, y: E.credible_level(P(g, x), y[0]),
     "embedding.decode_fixed_point": decoded(E.decode_fixed_point, num_steps=2),
     "embedding.decode_gradient": decoded(E.decode_gradient, num_steps=2),
+    "embedding.decode_permutation": lambda g, x, y: E.decode_permutation(P(g, x.reshape(4, 2, 2))),
     "embedding.decoding_objective": lambda g, x, y: E.decoding_objective(P(g, x), y),
     "embedding.nearest_rotation": lambda g, x, y: E.nearest_rotation(x.reshape(4, 2, 2)),
     "embedding.embed_joint": lambda g, x, y: joint(g, x, y).weights,
@@ -368,7 +369,6 @@ EAGER = {
     "learn_filter": "a search on the host, of compiled programs",
     "learn_posterior": "a search on the host, of compiled programs",
     "tune": "a loop on the host over a compiled step, for progress and checkpoints",
-    "embedding.decode_permutation": "the assignment problem is solved by SciPy on the host",
     "features.streaming_landmarks": ON_THE_HOST,
     "propagation.grid_graph": "the structure of a program, not a value in it",
     "propagation.pairwise_graph": "the structure of a program, not a value in it",
@@ -378,6 +378,7 @@ EAGER = {
 NO_GRADIENT = {
     "decode",
     "dynamics.classify",
+    "embedding.decode_permutation",
 }
 
 

@@ -174,3 +174,18 @@ def test_gradients_by_finite_differences():
     }
     entries = (0, 1, 5, 20, jax.flatten_util.ravel_pytree(parameters)[0].size - 1)
     check_gradient(loss, parameters, entries=entries, rtol=2e-6, atol=1e-8)
+
+
+def test_nan_and_unknown_labels_are_not_trained_on():
+    x, labels, weights = jnp.arange(4.0)[:, None], jnp.asarray([0, 1, 0, 1]), jnp.ones(4) / 4
+
+    def train(weights, labels=labels):
+        return kbr.dynamics.fit_predicted_svm(
+            x, labels, weights, penalty=1.0, classes=jnp.arange(2)
+        )
+
+    with pytest.raises(ValueError, match="NaN"):
+        train(weights.at[0].set(jnp.nan))
+    with pytest.raises(ValueError, match="5, which is not among"):
+        train(weights, labels.at[0].set(5))
+    assert not jax.jit(train)(weights.at[0].set(jnp.nan)).converged[0]

@@ -105,7 +105,7 @@ def test_one_update_in_closed_form():
     @jax.jit
     def run(beta):
         given = kbr.propagation.Likelihood(
-            [0], lambda x, y: kbr.gram(kernel, x_t, x[None])[:, 0] @ y, beta[None]
+            [0], lambda x, y: jnp.log(kbr.gram(kernel, x_t, x[None])[:, 0] @ y), beta[None]
         )
         return kbr.propagation.belief_propagation(model, jnp.asarray([3]), likelihoods=[given])
 
@@ -178,7 +178,7 @@ def tree_beliefs(samples, values, present):
         landmarks_observed=every,
     )
     known = kbr.propagation.Likelihood(
-        [4, 0], lambda x, y: 1 / (1 + y + x.astype(y.dtype)), jnp.asarray([0.5, 0.1])
+        [4, 0], lambda x, y: -jnp.log(1 + y + x.astype(y.dtype)), jnp.asarray([0.5, 0.1])
     )
 
     def read(messages):
@@ -420,7 +420,7 @@ def test_forms_agree():
             # Positive and smooth: nothing is clipped, and what is interpolated from pivots is near
             # their span.
             seen = kbr.propagation.Likelihood(
-                [0, 1], lambda x, y: jnp.exp(-((x - y) ** 2) / 2), jnp.asarray([0.3, -0.2])
+                [0, 1], lambda x, y: -((x - y) ** 2) / 2, jnp.asarray([0.3, -0.2])
             )
             messages = kbr.propagation.belief_propagation(model, likelihoods=[seen])
             results.append(kbr.propagation.beliefs(model, messages, POINTS).probabilities)
@@ -468,7 +468,7 @@ def test_a_cycle_of_labels_equals_discrete_loopy_propagation(damping, floor):
         model = kbr.propagation.fit_belief_propagation(
             graph, kbr.Delta(), pairs=[(a, b)], regularizer=1e-16, landmarks=3
         )
-        known = kbr.propagation.Likelihood(range(4), lambda x, y: y[x], unary)
+        known = kbr.propagation.Likelihood(range(4), lambda x, y: jnp.log(y[x]), unary)
         messages = kbr.propagation.belief_propagation(
             model, num_sweeps=7, damping=damping, floor=floor, likelihoods=[known], schedule="loopy"
         )
@@ -487,3 +487,35 @@ def test_a_cycle_of_labels_equals_discrete_loopy_propagation(damping, floor):
     assert graph.num_node_types == 1 and np.all(
         np.asarray(residuals[1:]) <= np.asarray(residuals[:-1]) + 1e-12
     )
+
+
+def test_a_narrow_likelihood_does_not_underflow():
+    """Of standard deviation .003 between points .1 apart: the nearest point has all."""
+    grid = jnp.linspace(-1, 1, 21)
+    model = kbr.propagation.fit_belief_propagation(
+        kbr.propagation.pairwise_graph([[0, 1]]),
+        kbr.Gaussian(0.5),
+        pairs=[(grid, grid)],
+        regularizer=0.1,
+    )
+    narrow = kbr.propagation.Likelihood(
+        [0], lambda x, y: -((x - y) ** 2) / (2 * 0.003**2), jnp.asarray([0.26])
+    )
+    messages = kbr.propagation.belief_propagation(model, likelihoods=[narrow])
+    belief = kbr.propagation.beliefs(model, messages, grid)
+    close(belief[0].mean(), [0.3], 1e-9)
+
+
+def test_nodes_of_one_support_are_read_together_under_jit():
+    model = kbr.propagation.fit_belief_propagation(
+        kbr.propagation.pairwise_graph([[0, 1]], node_types=[0, 1]),
+        kbr.Gaussian(0.5),
+        points=[jnp.arange(4.0)] * 2,
+        regularizer=0.1,
+    )
+
+    def read(model):
+        messages = kbr.propagation.belief_propagation(model)
+        return kbr.propagation.beliefs(model, messages, jnp.arange(4.0)).probabilities
+
+    close(jax.jit(read)(model), read(model), 1e-12)

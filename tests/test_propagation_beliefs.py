@@ -378,7 +378,7 @@ def test_labels_go_in_and_come_out():
         in_order, values, observed=jnp.asarray([True, False])
     )
     close(some.local, masked.local, 1e-14)
-    known = kbr.propagation.Likelihood(("B",), lambda x, y: jnp.exp(-((x - y) ** 2)), jnp.ones(1))
+    known = kbr.propagation.Likelihood(("B",), lambda x, y: -((x - y) ** 2), jnp.ones(1))
     seen = kbr.propagation.belief_propagation(by_label, {}, likelihoods=[known])
     expected = np.exp(-((b - 1) ** 2))
     close(seen.local[0], expected / expected.max(), 1e-12)
@@ -388,3 +388,18 @@ def test_labels_go_in_and_come_out():
         kbr.propagation.belief_propagation(by_label, {"B": 0.0})
     with pytest.raises(ValueError, match="'D' is not a node"):
         kbr.propagation.belief_propagation(by_label, {"D": 0.0})
+
+
+KEY = jax.random.key(0)
+
+
+def test_beliefs_that_are_nan_are_not_read_off():
+    for points, nan in ((jnp.arange(3.0), True), (jnp.arange(3), False)):
+        probabilities = jnp.asarray([[0.5, 0.5, 0.0], [jnp.nan] * 3])
+        unknown = kbr.propagation.Beliefs(points, probabilities, probabilities, (0, 1))
+        for read in (lambda b: b.mode(), lambda b: b.median(), lambda b: b.sample(2, key=KEY)):
+            with pytest.raises(ValueError, match="NaN"):
+                read(unknown)
+            if nan:
+                assert np.all(np.isnan(jax.jit(read)(unknown)[1]))
+        assert np.isnan(jax.jit(lambda b: b.median())(unknown)[1])

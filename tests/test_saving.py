@@ -4,6 +4,7 @@ Whatever cannot be stored or trusted is an error that says what to do.
 """
 
 import functools
+import io
 import json
 import os
 import pathlib
@@ -534,4 +535,25 @@ def test_a_pickle_in_the_place_of_an_array_is_not_opened(tmp_path):
     np.save(tmp_path / "objects.npy", np.asarray([{}]), allow_pickle=True)
     rewrite(path, arrays={"0.npy": (tmp_path / "objects.npy").read_bytes()})
     with pytest.raises(ValueError, match=r"cannot be loaded: .*allow_pickle=False"):
+        load(path)
+
+
+def _without_arrays(node):
+    """The same structure with a word where an array stood."""
+    if isinstance(node, dict):
+        return "abc" if "array" in node else {k: _without_arrays(v) for k, v in node.items()}
+    return [_without_arrays(item) for item in node] if isinstance(node, list) else node
+
+
+@pytest.mark.parametrize("crafted", ["word", "negative"])
+def test_values_that_a_class_would_refuse_are_not_loaded(tmp_path, crafted):
+    path = tmp_path / "saved.kbr"
+    save(path, kbr.Gaussian(1.0))
+    if crafted == "word":
+        rewrite(path, lambda header: header.update(_without_arrays(header)))
+    else:
+        data = io.BytesIO()
+        np.lib.format.write_array(data, np.asarray(-1.0))
+        rewrite(path, arrays={"0.npy": data.getvalue()})
+    with pytest.raises(ValueError, match="bandwidth"):
         load(path)

@@ -315,3 +315,23 @@ def test_smoothing_a_rotation_has_less_error_than_filtering_it():
     smoothed = kbr.smooth(filt, run, regularizer=0.5, estimator="importance")
     # Below .03 it would know more than an optimal smoother.
     assert 0.03 < error(kbr.mean(smoothed)) < 0.95 * error(kbr.state_mean(filt, run))
+
+
+def test_a_jump_beyond_the_kernel_leaves_the_filter_s_belief():
+    """Two rooms without a way between them: before the jump, the smoother has seen no later."""
+    rng = np.random.default_rng(0)
+    first = np.cumsum(rng.normal(size=40)) * 0.1
+    states = [jnp.asarray(first[:, None]), jnp.asarray(first[:, None] + 100)]
+    filt = kbr.fit_filter(
+        kbr.Gaussian(0.3),
+        kbr.Gaussian(0.3),
+        states,
+        [s[:-1] for s in states],
+        regularizer=1e-3,
+        posterior_regularizer=1e-4,
+    )
+    seen = [s[:10] for s in states]
+    run = jax.tree.map(lambda *a: jnp.concatenate(a), *kbr.run_filter(filt, seen))
+    seen = jnp.concatenate(seen)
+    means = kbr.mean(kbr.smooth(filt, run, regularizer=1e-3))
+    assert np.all(np.abs(np.asarray(means - seen)) < 0.5)

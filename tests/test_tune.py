@@ -318,3 +318,31 @@ def test_what_cannot_move_is_named():
     assert len(messages) == 2
     assert "`initial['b']['step']`, `initial['b']['unused']`" in messages[0]
     assert "`initial['n']` is the integer 3" in messages[1]
+
+
+def test_a_checkpoint_of_another_problem_is_refused(tmp_path):
+    path = tmp_path / "run"
+
+    def run(loss, rate=0.1, **options):
+        return kbr.tune(
+            loss, 0.0, optax.adam(rate), num_steps=20, checkpoint=path, progress=False, **options
+        )
+
+    run(lambda p: (p - 3) ** 2)
+    for options in (
+        {"loss": lambda p: (p + 5) ** 2},
+        {"loss": lambda p: (p - 3) ** 2, "rate": 0.3},
+        {"loss": lambda p: (p - 3) ** 2, "validation": lambda p: p**2},
+    ):
+        with pytest.raises(ValueError, match="another run"):
+            run(**options)
+
+
+def test_minibatches_do_not_choose_the_luckiest_one():
+    def loss(p, key):
+        return (p - 3) ** 2 + 10 * jax.random.normal(key)
+
+    found = kbr.tune(
+        loss, 0.0, optax.adam(0.1), num_steps=200, key=jax.random.key(0), progress=False
+    )
+    assert found.step == 199 and abs(found.parameters - 3) < 0.5

@@ -110,6 +110,11 @@ def fit_dynamics(
     elif sets is None:
         raise ValueError("Give a `regularizer`: without `sets` no sampling noise is known.")
     else:
+        if jax.tree.leaves(sets.points)[0].shape[1] == 1:
+            raise ValueError(
+                "Sets of one point do not tell how much an embedding scatters: give a "
+                "`regularizer`."
+            )
         noise = sampling_noise(kernel, sets, squared_norms=jnp.diagonal(gram))
         ridge = noise_ridge(jnp.mean(noise), intervals)
     matrix = coefficient_matrix(gram, gammas, intervals, ridge)

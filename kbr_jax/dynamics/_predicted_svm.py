@@ -16,7 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._checks import as_points, as_positive, as_weights, check_same_size, is_concrete, size
+from .._checks import (
+    as_points,
+    as_positive,
+    as_weights,
+    check_finite,
+    check_same_size,
+    is_concrete,
+    size,
+)
 from .._numerics import matmul
 from .._solves import psd_solve
 from .._typing import Array, ArrayLike, Bool, Float, Points, with_numbers
@@ -116,13 +124,15 @@ def fit_predicted_svm(
 
     **Returns:** a `PredictedSVM`. Cost O(c (n r^2 + r^3)) a Newton step.
 
-    **Raises:** `ValueError` for unpaired arguments, a penalty <= 0, fewer than two classes, or
-    conjugate gradients as features.
+    **Raises:** `ValueError` for unpaired arguments, NaN, a penalty <= 0, fewer than two classes,
+    labels that are in none, or conjugate gradients as features. Under `jit` NaN gives NaN, and
+    `converged` is False.
     """
     x = as_points(x, "x")
     labels = jnp.asarray(labels)
     check_same_size(labels, "labels", x, "x")
     weights = as_weights(weights, size(x), "weights", jnp.dtype("float32"))
+    weights = jnp.asarray(check_finite(weights, "weights"))
     classes = _as_classes(labels, classes)
     features = None
     if kernel is not None:
@@ -158,6 +168,10 @@ def _as_classes(labels: Array, classes: ArrayLike | None) -> Array:
     classes = jnp.asarray(classes, labels.dtype)
     if classes.ndim != 1 or classes.shape[0] < 2:
         raise ValueError(f"A classifier needs at least two `classes`, got {classes.shape}.")
+    if is_concrete(labels) and is_concrete(classes):
+        unknown = np.setdiff1d(labels, classes)
+        if len(unknown):
+            raise ValueError(f"`labels` holds {unknown[0]}, which is not among `classes`.")
     return classes
 
 
@@ -204,7 +218,10 @@ def _squared_hinge(coordinates: Float[Array, "n r"], y, scale, intercept: bool):
 
     start = (free, inside_margin(free), jnp.asarray(False), jnp.asarray(0))
     w, inside, converged, _ = lax.while_loop(lambda c: ~c[2] & (c[3] < _NEWTON_STEPS), step, start)
-    return jnp.where(converged, minimum(coordinates, y, scale, inside), w), converged
+    w = jnp.where(converged, minimum(coordinates, y, scale, inside), w)
+    # A point of weight NaN is in no margin.
+    w = jnp.where(jnp.all(jnp.isfinite(scale)), w, jnp.nan)
+    return w, converged & jnp.all(jnp.isfinite(w))
 
 
 def decision_values(svm: PredictedSVM, x: Points) -> Float[Array, "n c"]:

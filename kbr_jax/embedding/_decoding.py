@@ -16,7 +16,6 @@ from .._numerics import HIGHEST, matmul, safe_divide
 from .._typing import Array, ArrayLike, Float, Point, Points
 from ..kernels import Gaussian
 from ._embedding import Embedding, check_unbatched, evaluate
-from ._statistics import mean
 
 
 def decoding_objective(embedding: Embedding, points: Point | Points) -> Float[Array, "..."]:
@@ -200,14 +199,15 @@ def _signed_svd(matrix):
 
 
 def decode_rotation(embedding: Embedding) -> Float[Array, "*batch d d"]:
-    r"""The rotation nearest to the weighted mean matrix $\sum_i w_i R_i$ (divided by the mass),
-    `[..., d, d]`.
+    r"""The rotation `[..., d, d]` nearest to the weighted sum $A = \sum_i w_i R_i$.
 
     Under the trace kernel on SO(d) it is the exact pre-image
     $\operatorname{argmax}_R \operatorname{tr}(A^\top R)$ (S09 section 7, where it is found by
     descent); under other kernels it is the projected mean. Cost O(n d^2 + d^3).
     """
-    return nearest_rotation(mean(embedding))
+    # Not divided by the mass: a negative one would turn the sign.
+    total = jnp.tensordot(embedding.weights, embedding.points, axes=1, precision=HIGHEST)
+    return nearest_rotation(total)
 
 
 def decode_permutation(embedding: Embedding) -> Float[Array, "d d"]:
@@ -222,7 +222,11 @@ def decode_permutation(embedding: Embedding) -> Float[Array, "d d"]:
             f"`embedding` is a batch of shape {embedding.weights.shape}; decode its members one at "
             f"a time."
         )
-    average = jnp.tensordot(embedding.weights, embedding.points, axes=1, precision=HIGHEST)
+    return _assigned(jnp.tensordot(embedding.weights, embedding.points, axes=1, precision=HIGHEST))
+
+
+@jax.jit
+def _assigned(average: Float[Array, "d d"]) -> Float[Array, "d d"]:
     with jax.numpy_dtype_promotion("standard"):
         rows, columns = optax.assignment.hungarian_algorithm(-average)
     return jnp.zeros_like(average).at[rows, columns].set(1)

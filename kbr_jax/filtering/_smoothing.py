@@ -62,6 +62,9 @@ def smooth(
     belief is the filter's. Cost O(T (n r^2 + r^3)) with landmarks, O(T n^3) exact, whatever the lag
     is, and O(T L n r). The gradient recomputes each step.
 
+    Where no transition reaches the later belief (a restart, a move further than the kernel's
+    bandwidth), the smoother starts again from the filter's belief.
+
     **Raises:** `ValueError` for a run that is not a sequence, a filter whose transition cannot go
     backwards, and as `run_filter` for `controls`.
     """
@@ -112,6 +115,12 @@ def _smooth(
     predicted = model.weights(smoother.forward(weights[:-1], controls))
     joints = model.clip_and_normalize(predicted, clipping)
 
+    def product(belief, mean):
+        """The belief itself where no transition reaches what came later."""
+        both = belief * mean
+        lost = jnp.all(both == 0, axis=-1, keepdims=True)
+        return jnp.where(lost, belief, both)
+
     def scaled(beliefs):
         return normalized(beliefs) if normalize else beliefs
 
@@ -121,7 +130,7 @@ def _smooth(
         rows = later if lag is None else later[:-1]
         ratio = model.ratio(joint, matmul(rows, codes), delta, importance)
         mean = model.regress(ratio, lambda code: smoother.adjoint(code, control), positive)
-        smoothed = scaled(belief * mean)
+        smoothed = scaled(product(belief, mean))
         if lag is not None:
             smoothed = jnp.concatenate([scaled(belief)[None], smoothed])
         return smoothed, smoothed[-1]

@@ -10,7 +10,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jax import lax
 
-from .._checks import as_count, as_points, check_alike, take
+from .._checks import as_count, as_points, check_alike, check_finite, take
 from .._lapack import cholesky, triangular_solve
 from .._numerics import jitter, matmul
 from .._typing import Array, Bool, Float, Int, Points, with_numbers
@@ -74,7 +74,8 @@ def herd(
     no gradient. Weights and objective have that of the choice as it is; the weights of
     "min-norm-point" that of the best ones on the points whose weight is not 0.
 
-    **Raises:** `ValueError` for a batch, candidates of another kind, a `num_points` < 1, or an
+    **Raises:** `ValueError` for a batch, weights that are NaN (under `jit` the result's weights
+    become NaN), candidates of another kind, a `num_points` < 1, or an
     unknown rule; with "sbq", for more points than candidates.
 
     **Example:**
@@ -85,6 +86,7 @@ def herd(
     [2.0, 0.0, 2.0, 0.0]
     """
     check_unbatched(embedding, "embedding")
+    check_finite(embedding.weights, "embedding.weights")
     if rule not in get_args(Rule):
         raise ValueError(f"`rule` must be one of {', '.join(get_args(Rule))}; got {rule!r}.")
     kernel = embedding.kernel
@@ -100,6 +102,7 @@ def _herd(
     kernel: AbstractKernel, embedding: Embedding, points: Points, count: int, rule: Rule
 ) -> HerdingResult:
     target = gram_matvec(kernel, points, embedding.points, embedding.weights)
+    known = jnp.all(jnp.isfinite(target))
     diagonal = kernel.diagonal(points).astype(target.dtype)
     if rule in ("greedy", "chen2010"):
         index, weights, objective = _uniform(
@@ -108,6 +111,7 @@ def _herd(
     else:
         choose = {"line-search": _line_search, "min-norm-point": corrective, "sbq": free}[rule]
         index, weights, objective = choose(kernel, points, target, diagonal, count)
+    weights = jnp.where(known, weights, jnp.nan)
     return HerdingResult(Embedding(kernel, take(points, index), weights), index, objective)
 
 

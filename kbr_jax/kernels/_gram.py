@@ -1,5 +1,6 @@
 """Bandwidths from the data, and products with a Gram matrix that is never formed."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -100,6 +101,7 @@ def gram_matvec(
     return product.reshape(-1, *v.shape[1:])
 
 
+@eqx.filter_jit
 def _by_blocks(
     kernel: AbstractKernel, x: Points, y: Points, v: Float[Array, "m k"], rows: int
 ) -> Float[Array, "n k"]:

@@ -48,6 +48,21 @@ class Beliefs(eqx.Module):
         density = None if self.density is None else self.density[row]
         return Beliefs(self.points, self.probabilities[row], density, (node,))
 
+    def _known(self) -> Points:
+        """The points, for reading them off: NaN where some probability is."""
+        nan = jnp.isnan(self.probabilities)
+        if is_concrete(nan) and bool(jnp.any(nan)):
+            nodes = [n for n, row in zip(self.nodes, np.asarray(nan), strict=True) if row.any()]
+            raise ValueError(f"The beliefs of the nodes {nodes[:5]} are NaN: look at the evidence.")
+        return jax.tree.map(
+            lambda leaf: (
+                jnp.where(jnp.any(nan), jnp.nan, leaf)
+                if jnp.issubdtype(leaf.dtype, jnp.floating)
+                else leaf
+            ),
+            self.points,
+        )
+
     def embed(self, kernel: KernelLike) -> Embedding:
         """The beliefs as one batch of embeddings, for every rule of the library."""
         return Embedding(as_kernel(kernel), self.points, self.probabilities)
@@ -74,7 +89,7 @@ class Beliefs(eqx.Module):
         The distribution function is drawn through its values at the points by straight lines. For
         integer points the median is the first point at which it reaches one half.
         """
-        values = jnp.asarray(self.points).reshape(size(self.points), -1)
+        values = jnp.asarray(self._known()).reshape(size(self.points), -1)
         if values.shape[1] != 1:
             raise ValueError(
                 f"A median needs points of one coordinate; these have {values.shape[1]}. Use "
@@ -84,7 +99,8 @@ class Beliefs(eqx.Module):
         values, masses = values[order, 0], self.probabilities[:, order]
         heights = jnp.cumsum(masses, axis=1)
         if not jnp.issubdtype(values.dtype, jnp.floating):
-            return values[jnp.argmax(heights >= 0.5 - 1e-6, axis=1)].astype(masses.dtype)
+            middle = values[jnp.argmax(heights >= 0.5 - 1e-6, axis=1)].astype(masses.dtype)
+            return jnp.where(jnp.isnan(heights[:, -1]), jnp.nan, middle)
         half = jnp.asarray(0.5, masses.dtype)
         return jax.vmap(lambda h, m: jnp.interp(half, h - m / 2, values.astype(m.dtype)))(
             heights, masses
@@ -98,13 +114,13 @@ class Beliefs(eqx.Module):
                 "of `points`."
             )
         best = jnp.argmax(self.density, axis=1)
-        return jax.tree.map(lambda leaf: leaf[best], self.points)
+        return jax.tree.map(lambda leaf: leaf[best], self._known())
 
     def sample(self, num_samples: int, *, key: PRNGKeyArray) -> Points:
         """Independent draws from each belief `[nodes, num_samples, *point]`, among the points."""
         heights = jnp.log(self.probabilities)[:, None, :]
         drawn = jax.random.categorical(key, heights, axis=-1, shape=(len(self.nodes), num_samples))
-        return jax.tree.map(lambda leaf: leaf[drawn], self.points)
+        return jax.tree.map(lambda leaf: leaf[drawn], self._known())
 
 
 def beliefs(
@@ -197,7 +213,7 @@ def _on_support(
         raise ValueError(
             "With `pivots` messages are not kept at a sample; give `points` to read beliefs at."
         )
-    if any(model.supports[kind] is not model.supports[node_types[0]] for kind in node_types):
+    if len({model.shared[kind] for kind in node_types}) > 1:
         raise ValueError(
             "Nodes of several types have several supports; read one of the `node_types` at a time, "
             "or "

@@ -14,7 +14,7 @@ from ..features import AbstractFeatures
 from ..kernels import FunctionKernel
 from ._graph import PairwiseGraph
 from ._model import PropagationModel
-from ._transfer import alike, peak, product, rescaled, rows_or_ones, stack
+from ._transfer import alike, product, rescaled, rows_or_ones, stack
 
 
 def _as_function(function: Any) -> FunctionKernel:
@@ -22,18 +22,18 @@ def _as_function(function: Any) -> FunctionKernel:
 
 
 class Likelihood(eqx.Module):
-    r"""A known likelihood: `function(x, y)` $\propto p(y \mid x)$ of a hidden node's value x and
-    its datum y, not negative.
+    r"""A known likelihood: `log_likelihood(x, y)` is $\log p(y \mid x)$, up to a constant, of a
+    hidden node's value x and its datum y.
 
     - `nodes`: hidden nodes, each once (static). `data`: `[len(nodes), ...]`, the datum of each.
 
-    Array leaves of the function (if it is a pytree) and the data stay differentiable.
+    Array leaves of the log-likelihood (if it is a pytree) and the data stay differentiable.
     """
 
     nodes: tuple[int, ...] = eqx.field(
         static=True, converter=lambda nodes: tuple(np.asarray(nodes).tolist())
     )
-    function: FunctionKernel = eqx.field(converter=_as_function)
+    log_likelihood: FunctionKernel = eqx.field(converter=_as_function)
     data: Points
 
 
@@ -162,13 +162,20 @@ def _known(
                 take(stack([supports[kind] for kind in members]), place),
                 take(known.data, own),
             )
-            values = jax.vmap(lambda x, y, f=known.function: jax.vmap(lambda p: f(p, y))(x))(
+            values = jax.vmap(lambda x, y, f=known.log_likelihood: jax.vmap(lambda p: f(p, y))(x))(
                 points, data
             )
-            values = jnp.pad(values.astype(dtype), ((0, 0), (0, width - values.shape[1])))
+            values = jnp.pad(
+                values.astype(dtype),
+                ((0, 0), (0, width - values.shape[1])),
+                constant_values=-jnp.inf,
+            )
+            # From the best point, so that nothing underflows at all points.
+            highest = jnp.max(values, axis=-1, keepdims=True)
+            values = jnp.exp(values - jnp.where(highest == -jnp.inf, 0, highest))
             index = np.full(len(total), len(own))
             index[np.searchsorted(graph.hidden, nodes[own])] = np.arange(len(own))
-            total = total * rows_or_ones(values / peak(values), index)
+            total = total * rows_or_ones(values, index)
     return total
 
 
@@ -258,4 +265,4 @@ def _as_likelihood(graph: PairwiseGraph, likelihood: Likelihood) -> Likelihood:
             f"`data` holds {size(data)} values; give one for each of the likelihood's {len(nodes)} "
             f"nodes."
         )
-    return Likelihood(tuple(nodes.tolist()), likelihood.function, data)
+    return Likelihood(tuple(nodes.tolist()), likelihood.log_likelihood, data)

@@ -64,7 +64,9 @@ def belief_propagation(
       leaves out are missing. Where points of node types differ, give a dict of one sample for each
       node type. Use `vmap` over it for many cases.
     - `observed`: mask `[observed]`. False: the value is missing, and the node sends no message.
-      What stands there is ignored, NaN included.
+      What stands there is ignored, NaN included. An observed node passes nothing on: where its
+      value is missing, the parts of the graph that it joins do not hear of each other. Where values
+      may be missing, let the node be hidden, and give its value by a `Likelihood`.
     - `likelihoods`: known likelihoods of hidden nodes.
     - `floor`: messages are kept above this fraction of their largest value. By default 0 on trees
       and 1e-3 on loops. Estimates fall below 0, where no probability is.

@@ -41,6 +41,7 @@ class PropagationModel(eqx.Module):
     - `messages`, `evidence`: the linear maps of the updates; `observations`: features of the
       observed samples.
     - `offsets`: where a direction's own sample begins in the support of its source.
+    - `shared`: for each node type the first type with the same support (static).
     - `weighted`: whether supports are samples (True) or pivots.
 
     It caches what its kernels imply: fit anew (inside the loss) rather than replace a kernel in it.
@@ -54,6 +55,7 @@ class PropagationModel(eqx.Module):
     evidence: tuple[Transfer, ...]
     observations: tuple[AbstractFeatures, ...]
     offsets: tuple[tuple[int, ...], ...] = eqx.field(static=True)
+    shared: tuple[int | None, ...] = eqx.field(static=True)
     weighted: bool = eqx.field(static=True)
 
     @property
@@ -171,6 +173,9 @@ def fit_belief_propagation(
         )
         for group in layout.messages
     )
+    first: dict[int, int] = {}
+    for kind, support in supports.items():
+        first.setdefault(id(support), kind)
     return PropagationModel(
         layout,
         kernels,
@@ -180,6 +185,7 @@ def fit_belief_propagation(
         transfers[1],
         features,
         offsets,
+        tuple(first.get(id(supports.get(kind))) for kind in range(graph.num_node_types)),
         pivots is None,
     )
 

@@ -51,6 +51,23 @@ def read_checkpoint(path, free: list[Array], state: Any, key) -> tuple[int, Any,
     return found["done"], state, found["parts"]
 
 
+def check_course(path, written: Any, again: Any, count: int) -> None:
+    """Raise a `ValueError` unless the first steps that were written are those of this run."""
+    before, now = ([h.loss[:count], *_validation(h, count)] for h in (written, again))
+    if len(before) != len(now) or not all(
+        bool(jnp.allclose(a, b, rtol=1e-3, equal_nan=True))
+        for a, b in zip(before, now, strict=True)
+    ):
+        raise ValueError(
+            f"The checkpoint {os.fspath(path)!r} is of another run: another loss, validation or "
+            "learning rate. Remove it, or give this run a file of its own."
+        )
+
+
+def _validation(history: Any, count: int) -> list[Array]:
+    return [] if history.validation is None else [history.validation[:count]]
+
+
 def _named_leaves(state: Any) -> list[tuple[str, Array]]:
     return [
         (jax.tree_util.keystr(path), leaf)

@@ -226,6 +226,7 @@ class _Decoder:
 
     def __init__(self, arrays: list[Any], given: dict[str, Any], library: str):
         self.arrays, self.given, self.library = arrays, given, library
+        self.checked = True
 
     def decode(self, node: Any) -> Any:
         """The value of a node of the structure."""
@@ -244,7 +245,7 @@ class _Decoder:
             "partial": lambda: Partial(
                 self.decode(content[0]), *self.decode(content[1]), **self.decode(content[2])
             ),
-            "structure": lambda: jax.tree.structure(self.decode(content)),
+            "structure": lambda: jax.tree.structure(self._unchecked(content)),
             "object": lambda: self._object(*content),
         }
         return kinds[kind]()
@@ -264,11 +265,22 @@ class _Decoder:
         if issubclass(kind, tuple):
             return tuple.__new__(kind, [fields[name] for name in names])
         made = object.__new__(kind)
-        for name, value in fields.items():
-            object.__setattr__(
-                made, name, value
-            )  # a module is frozen, and its values were converted before saving
+        for field in dataclasses.fields(kind):
+            # A module is frozen. Its values were converted before saving: again, to check them.
+            convert = field.metadata.get("converter") if self.checked else None
+            value = fields[field.name] if convert is None else convert(fields[field.name])
+            object.__setattr__(made, field.name, value)
+        for one in reversed(kind.__mro__) if self.checked else ():
+            check = vars(one).get("__check_init__")
+            if check is not None:
+                check(made)
         return made
+
+    def _unchecked(self, node: Any) -> Any:
+        """A value whose numbers stand for nothing."""
+        plain = _Decoder(self.arrays, self.given, self.library)
+        plain.checked = False
+        return plain.decode(node)
 
     def _find(self, address: str, homes: tuple[str, ...]) -> Any:
         found = self.given.get(address[1:]) if address.startswith(":") else _find(address, homes)

@@ -17,7 +17,7 @@ from jax import lax
 
 from .._checks import as_count, is_concrete
 from .._typing import Array, Bool, Float, Int, PRNGKeyArray, with_numbers
-from ._checkpoint import read_checkpoint, write_checkpoint
+from ._checkpoint import check_course, read_checkpoint, write_checkpoint
 from ._progress import progress_bar
 
 #: Steps in one compiled program. Between two of them the progress is shown.
@@ -25,6 +25,9 @@ _CHUNK = 10
 
 #: Steps between two writes of a checkpoint.
 _CHECKPOINT_STEPS = 100
+
+#: A resumed run computes so many steps again, to see that it is the same.
+_COMPARED = 3
 
 
 class History(eqx.Module):
@@ -122,7 +125,9 @@ class _Problem(eqx.Module):
         move, optimizer = self.update(loss, state, jnp.where(accepted, value, 0), gradient)
         accepted = accepted & _all_finite(move)
         score, scored = self.score(state.trial, value, number)
-        better = accepted & scored & (score < state.value)
+        # Of minibatches the least loss is that of the luckiest: then the last parameters count.
+        noisy = key is not None and self.validation is None
+        better = accepted & scored & (jnp.asarray(noisy) | (score < state.value))
         half = jax.tree.map(lambda m: m / 2, state.move)
 
         def where(
@@ -211,7 +216,8 @@ def tune(
       or a tuple of these, as `lambda p: (p["h"], p["epsilon"])`. They are tuned by their logarithm,
       so learning rates are relative changes. `loss` sees natural units.
     - `validation(parameters)`: the result is chosen by it, every `validate_every` steps; without it
-      by the loss itself.
+      by the loss itself. A loss that takes a key says little at one step: without a validation the
+      result is then the last one.
     - `progress`: a bar with the loss and the scalar parameters, where tqdm is installed.
     - `checkpoint`: a file, written every 100 steps and at the end, from which the same call goes
       on. The result is the one without interruption. `num_steps` may have been raised meanwhile.
@@ -241,8 +247,13 @@ def tune(
     problem, free = _problem(loss, initial, optimizer, positive, validation, validate_every)
     state = problem.start(free)
     resumed = None if checkpoint is None else read_checkpoint(checkpoint, free, state, key)
-    done, state, parts = (0, state, []) if resumed is None else resumed
-    saved = done
+    done, start, parts = (0, state, []) if resumed is None else resumed
+    if done:
+        first = jnp.asarray(0), jnp.asarray(min(done, _COMPARED))
+        check_course(
+            checkpoint, parts[0], _run(problem, state, *first, key)[1], min(done, _COMPARED)
+        )
+    saved, state = done, start
     with progress_bar(num_steps, progress) as bar:
         bar.update(done)
         bar.show({"first": "compiling"})
