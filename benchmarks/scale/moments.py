@@ -42,7 +42,6 @@ FEW = 20  # steps at which a batch is timed
 LABELS = {"pairs": "rule (b)", "importance": "importance-weighted"}
 CPU = {
     "OPENBLAS_NUM_THREADS": "1",
-    "PJRT_NPROC": "16",
     "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
 }
 FIT_PAIRS, FIT_RANK, DIMENSION = 1_000_000, 200, 5
