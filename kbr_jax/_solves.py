@@ -22,7 +22,7 @@ _SMALL = 512
 #: In float64 the least squared shift, as a share of the squared norm, for a Cholesky factor of the
 #: square. r = 100, relative errors of square and LU: 5e-11 both at 1e-10, 9e-10 and 1e-10 at 1e-11,
 #: 6e-8 and 3e-10 at 1e-12, 8e-4 and 3e-9 at 1e-14.
-_LEAST_SQUARED_SHIFT = 1e-11
+_LEAST_SHARE, _HOPELESS_SHARE = 1e-11, 1e-14
 
 #: `weighted_moment` forms the products of this many columns with the others at a time, for at least
 #: so many weights, in at most so many numbers. On two cores, n = 1000, r = 100, float64, and 64 or
@@ -240,20 +240,27 @@ def symmetric_resolvent(
 
     In float64 by a Cholesky factor of $M^2 + \delta I$ and one step of refinement without the
     square: several times faster than the complex LU. Below delta = 1e-11 of $|M|^2$, and in
-    float32, the square would leave too few digits: `resolvent`. Cost O(n^3 + n^2 k).
+    float32, the square would leave too few digits: `resolvent`. An accelerator would wait for the
+    host to choose: there the result is NaN below 1e-14. Cost O(n^3 + n^2 k).
     """
     if jnp.finfo(matrix.dtype).eps > 1e-10:
         return resolvent(matrix, squared_shift, b)[0]
     columns = b.reshape(b.shape[0], -1)
     squared = matmul(lax.stop_gradient(matrix), lax.stop_gradient(matrix))
     # The trace of the square is at least |M|^2.
-    too_small = squared_shift < _LEAST_SQUARED_SHIFT * jnp.trace(squared)
-    solution = lax.cond(
-        in_any_batch(too_small),
-        lambda: resolvent(matrix, squared_shift, columns)[0],
-        lambda: _resolvent_of_square(matrix, squared, squared_shift, columns),
-    )
-    return solution.reshape(b.shape)
+    share = squared_shift / jnp.trace(squared)
+
+    def by_square():
+        return _resolvent_of_square(matrix, squared, squared_shift, columns)
+
+    def on_cpu():
+        too_small = in_any_batch(share < _LEAST_SHARE)
+        return lax.cond(too_small, lambda: resolvent(matrix, squared_shift, columns)[0], by_square)
+
+    def elsewhere():
+        return jnp.where(share < _HOPELESS_SHARE, jnp.nan, by_square())
+
+    return lax.platform_dependent(cpu=on_cpu, default=elsewhere).reshape(b.shape)
 
 
 def _resolvent_of_square(matrix, squared, squared_shift, b):

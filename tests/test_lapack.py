@@ -185,7 +185,7 @@ def test_no_batch_waits_for_ever():
         for key, value in os.environ.items()
         if key not in ("PJRT_NPROC", "OPENBLAS_NUM_THREADS", "XLA_FLAGS")
     }
-    program = [sys.executable, "-m", "benchmarks.scale.stress", "100"]
+    program = [sys.executable, "-m", "benchmarks.scale.stress", "200", "two_fits"]
     result = subprocess.run(
         program, cwd=ROOT, env=environment, timeout=300, capture_output=True, text=True
     )

@@ -1,4 +1,4 @@
-"""What users do, thousands of times, on any number of cores: python -m benchmarks.scale.stress [N].
+"""What users do, thousands of times: python -m benchmarks.scale.stress [ROUNDS [PROGRAM ...]].
 
 A batch of LAPACK calls waits in jaxlib's thread pool. Programs with several of them waited for ever
 on two cores. Each program here holds several. Run it without environment variables.
@@ -73,14 +73,15 @@ def cross_validation(key, x, y, z):
 PROGRAMS = (two_fits, filters, tuning, independence, cross_validation)
 
 
-def main(rounds: int) -> None:
+def main(rounds: int, names: list[str]) -> None:
     rng = np.random.default_rng(0)
     faulthandler.dump_traceback_later(240, repeat=True)
+    chosen = [program for program in PROGRAMS if not names or program.__name__ in names]
     jobs = []
     for batch in SIZES:
         data = [jnp.asarray(rng.normal(size=(batch, POINTS, 1))) for _ in range(3)]
         keys = jax.random.split(jax.random.key(0), batch)
-        jobs += [(jax.jit(jax.vmap(program)), keys, data) for program in PROGRAMS]
+        jobs += [(jax.jit(jax.vmap(program)), keys, data) for program in chosen]
     start = time.perf_counter()
     for number in tqdm(range(rounds), mininterval=10):
         run, keys, data = jobs[number % len(jobs)]
@@ -89,4 +90,4 @@ def main(rounds: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 10_000)
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 10_000, sys.argv[2:])
