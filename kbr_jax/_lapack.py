@@ -81,6 +81,7 @@ def _solve_both(upper: Float[Array, "n n"], b: Float[Array, "n k"]) -> Float[Arr
 
 upper_factor = one_at_a_time(_upper)
 solve_factored = one_at_a_time(_solve_both, columns=True)
+solve_upper = one_at_a_time(lambda upper, b: _solve_upper(upper, b, False), columns=True)
 _solve_general = one_at_a_time(jnp.linalg.solve, columns=True)
 _solve_triangular = {
     transpose: one_at_a_time(lambda u, b, t=transpose: _solve_upper(u, b, t), columns=True)

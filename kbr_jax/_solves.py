@@ -2,21 +2,22 @@
 
 import abc
 import functools
+from collections.abc import Callable
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ._lapack import map_batch, solve, solve_factored, upper_factor
+from ._lapack import map_batch, solve, solve_factored, solve_upper, upper_factor
 from ._numerics import in_any_batch, is_zero, jitter, matmul
 from ._typing import Array, Float
 
 #: Factors of the jitter after the first attempt of `psd_factor`.
 _RETRIES = (1e1, 1e3, 1e5)
 
-#: Up to this size an accelerator makes all attempts of `psd_factor` at once. A condition would cost
-#: more there: the host has to read it.
+#: Up to this size an accelerator makes all attempts of `psd_factor` at once (the host would have to
+#: read a condition), and solves by the inverse of the factor.
 _SMALL = 512
 
 #: In float64 the least squared shift, as a share of the squared norm, for a Cholesky factor of the
@@ -112,6 +113,7 @@ class PSDFactor(AbstractFactor):
     matrix: Float[Array, "n n"]
     shift: Float[Array, ""]
     upper: Float[Array, "n n"]
+    inverse: Float[Array, "n n"] | None  # of `upper`
 
     @property
     def cholesky(self) -> Float[Array, "n n"]:
@@ -132,21 +134,60 @@ class PSDFactor(AbstractFactor):
             return matmul(self.matrix, x) + self.shift * x
 
         def refined(_, rhs):
-            first = solve_factored(fixed.upper, rhs)
-            residual = (rhs - matmul(fixed.matrix, first)) - fixed.shift * first
-            return first + solve_factored(fixed.upper, residual)
+            return _refined(
+                fixed.upper,
+                fixed.inverse,
+                lambda x: matmul(fixed.matrix, x) + fixed.shift * x,
+                rhs,
+            )
 
         columns = b.reshape(b.shape[0], -1)
         solution = lax.custom_linear_solve(product, columns, refined, symmetric=True)
         return solution.reshape(b.shape)
 
 
-@jax.jit
-def psd_factor(matrix: Float[Array, "n n"], shift: Float[Array, ""] | float = 0.0) -> PSDFactor:
+def _refined(
+    upper: Float[Array, "n n"],
+    inverse: Float[Array, "n n"] | None,
+    product: Callable,
+    b: Float[Array, "n k"],
+) -> Float[Array, "n k"]:
+    """One solve and one step of refinement by the factor, or by its inverse."""
+
+    def twice(solve):
+        first = solve(b)
+        return first + solve(b - product(first))
+
+    def by_inverse():
+        known = _inverse(upper) if inverse is None else inverse
+        return twice(lambda rhs: matmul(known, matmul(known.T, rhs)))
+
+    def by_factor():
+        return twice(lambda rhs: solve_factored(upper, rhs))
+
+    if inverse is not None:
+        return by_inverse()
+    if upper.shape[0] > _SMALL:
+        return by_factor()
+    # Four triangular solves are four waits on an accelerator; products are not.
+    return lax.platform_dependent(cpu=by_factor, default=by_inverse)
+
+
+def _inverse(upper: Float[Array, "n n"]) -> Float[Array, "n n"]:
+    return solve_upper(upper, jnp.eye(upper.shape[0], dtype=upper.dtype))
+
+
+@functools.partial(jax.jit, static_argnames="invert")
+def psd_factor(
+    matrix: Float[Array, "n n"], shift: Float[Array, ""] | float = 0.0, *, invert: bool = False
+) -> PSDFactor:
     """Factor `matrix + shift I` of a positive semi-definite matrix; cost O(n^3).
 
-    The factorization adds the jitter (see `jitter`), times 10 for as long as it breaks down, at
-    most five times, so rounding errors in a rank-deficient Gram matrix give a finite answer. A
+    With `invert`, and up to n = 512, the inverse of the factor is kept too. Solves are products
+    then: for a matrix that is solved with at every step.
+
+    The factorization adds the jitter (see `jitter`), and where it breaks down 10, 10^3 or 10^5
+    times as much, so rounding errors in a rank-deficient Gram matrix give a finite answer. A
     matrix that is not positive semi-definite to about a part in 10^10 (float64) or 10^2 (float32)
     still gives NaN: that is an error of the caller.
     """
@@ -180,7 +221,8 @@ def psd_factor(matrix: Float[Array, "n n"], shift: Float[Array, ""] | float = 0.
         upper = lax.platform_dependent(cpu=in_turn, default=at_once)
     else:
         upper = in_turn()
-    return PSDFactor(matrix, shift, upper)
+    kept = _inverse(upper) if invert and matrix.shape[0] <= _SMALL else None
+    return PSDFactor(matrix, shift, upper, kept)
 
 
 def _shifted(matrix: Float[Array, "n n"], shift: Float[Array, ""]) -> Float[Array, "n n"]:
@@ -269,9 +311,7 @@ def _resolvent_of_square(matrix, squared, squared_shift, b):
     upper = upper_factor(_shifted(squared, shift + jitter(squared)))
 
     def refined(_, rhs):
-        first = solve_factored(upper, rhs)
-        residual = (rhs - matmul(fixed, matmul(fixed, first))) - shift * first
-        return first + solve_factored(upper, residual)
+        return _refined(upper, None, lambda x: matmul(fixed, matmul(fixed, x)) + shift * x, rhs)
 
     def square(x):
         return matmul(matrix, matmul(matrix, x)) + squared_shift * x

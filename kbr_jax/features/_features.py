@@ -146,7 +146,7 @@ class AbstractFeatures(eqx.Module):
 
         Cost O(n^3) exact, O(n r^2) for features.
         """
-        return psd_factor(self.ridge_matrix(centered), self.count * regularizer)
+        return psd_factor(self.ridge_matrix(centered), self.count * regularizer, invert=True)
 
     def ridge_weights(
         self, factor: AbstractFactor, coordinates: Float[Array, "b r"]

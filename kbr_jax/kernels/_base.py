@@ -67,7 +67,7 @@ _NUMBERS = 2**18
 
 @eqx.filter_jit
 def _by_pairs(kernel: "AbstractKernel", x: Points, y: Points) -> Float[Array, "n m"]:
-    """A Gram matrix by one call of the kernel for each pair, some rows at a time."""
+    """Call the kernel for each pair, some rows at a time."""
 
     def row(a):
         return jax.vmap(lambda b: kernel(a, b))(y)

@@ -229,7 +229,7 @@ def fit_conditional(moments: Moments, *, regularizer: ArrayLike) -> MomentModel:
     """
     maps = moments.maps
     regularizer = as_regularizer(regularizer, "regularizer", moments.covariance.dtype)
-    factor = psd_factor(moments.covariance, moments.count * regularizer)
+    factor = psd_factor(moments.covariance, moments.count * regularizer, invert=True)
     centers = None if maps.cells is None else maps.x.coordinates(maps.cells.centers.points)
     return MomentModel(moments, regularizer, factor, centers)  # pyright: ignore[reportCallIssue]
 
