@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ._checks import as_points
+from ._checks import as_points, check_finite
 from ._typing import ArrayLike, PointFunction, Points
 from .embedding import Embedding, credible_interval, evaluate, quantile, witness
 from .learning import Report
@@ -148,7 +148,7 @@ def plot_beliefs(
     - `axis`: where to draw; a new figure by default.
 
     Values below 0 are drawn as 0, and the shades are shared by all columns, so a belief that is
-    spread out is pale.
+    spread out is pale. A belief that is NaN is left white.
 
     **Returns:** the axis. Cost that of `evaluate` for T embeddings, O(n m (d + T)).
 
@@ -159,8 +159,7 @@ def plot_beliefs(
     if beliefs.weights.ndim != 2:
         raise ValueError(
             f"`beliefs` has weights of shape {beliefs.weights.shape}; one row a time is needed, "
-            f"[T, n]. For one belief there is "
-            "`plot_embedding`."
+            "[T, n]. For one belief there is `plot_embedding`."
         )
     mesh = _like(grid, beliefs.points)
     count = beliefs.weights.shape[0]
@@ -173,11 +172,13 @@ def plot_beliefs(
     values = np.asarray(evaluate(beliefs, mesh))
     height = _numbers(positions, values.shape[1], "positions")
     # Bounds of both kinds are given: they must not depend on what one belief happens to be.
-    top = max(np.max(values), np.finfo(values.dtype).tiny)
+    top = np.max(values, where=np.isfinite(values), initial=np.finfo(values.dtype).tiny)
+    # A single column has no width that could be seen.
+    alone = count == 1
     axis.pcolormesh(
-        np.arange(count),
+        np.array([-0.25, 0.25]) if alone else np.arange(count),
         height,
-        values.T,
+        np.repeat(values.T, 2, axis=1) if alone else values.T,
         cmap=_SHADES,
         vmin=0,
         vmax=top,
@@ -188,9 +189,8 @@ def plot_beliefs(
     for given, name, color, style, width in lines:
         if given is not None:
             line = _line(_numbers(given, count, name), period)
-            axis.plot(
-                *line, color=color, ls=style, lw=width, label=name, path_effects=_casing(width)
-            )
+            look = {"color": color, "ls": style, "lw": width, "marker": "o" if alone else None}
+            axis.plot(*line, label=name, path_effects=_casing(width), **look)
     if truth is not None or estimate is not None:
         axis.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False)
     axis.set(xlabel="time", ylim=(height[0], height[-1]), xlim=(-0.5, count - 0.5))
@@ -213,13 +213,14 @@ def plot_history(tuned: TuneResult, *, axis: Any = None) -> Any:
     history, step, value = tuned.history, int(tuned.step), float(tuned.value)
     accepted = np.asarray(history.accepted)
     lines, names = [history.loss, history.validation], ("loss", "validation")
+    marker = None if accepted.all() else "."  # a line between two gaps is a point
     curves = [np.where(accepted & np.isfinite(c), c, np.nan) for c in lines if c is not None]
     for curve, name, color, style in zip(
         curves, names, (_BLUE, _ORANGE), ("-", "--"), strict=False
     ):
         # A validation loss now and then is a line nevertheless. The loss has gaps.
         steps = np.flatnonzero(np.isfinite(curve) | (name == "loss"))
-        axis.plot(steps, curve[steps], color=color, ls=style, lw=2, label=name)
+        axis.plot(steps, curve[steps], color=color, ls=style, lw=2, label=name, marker=marker)
     ring = {"ms": 9, "mfc": "none", "mec": "black", "mew": 1.5}
     axis.plot(step, value, "o", label=f"best, step {step}", **ring)
     drawn = np.concatenate([curve[np.isfinite(curve)] for curve in curves])
@@ -344,9 +345,9 @@ def _unbatched(embedding: Embedding, grid: Any) -> tuple[np.ndarray, Any, list[n
     if embedding.weights.ndim != 1:
         raise ValueError(
             f"A batch of embeddings, with weights of shape {embedding.weights.shape}, is not one "
-            f"function: draw one at a time, "
-            "or beliefs over time by `plot_beliefs`."
+            "function: draw one at a time, or beliefs over time by `plot_beliefs`."
         )
+    check_finite(embedding.weights, "embedding.weights")
     points = embedding.points
     if not isinstance(points, jax.Array) or points.ndim > 2 or points.size > 2 * points.shape[0]:
         shapes = [leaf.shape for leaf in jax.tree.leaves(points)]

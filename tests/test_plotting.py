@@ -208,3 +208,26 @@ def test_matplotlib_is_imported_only_to_draw():
     subprocess.run(
         [sys.executable, "-c", code], check=True, cwd=pathlib.Path(__file__).parent.parent
     )
+
+
+def test_what_is_nan_or_alone_is_drawn_all_the_same():
+    beliefs = kbr.embed(
+        KERNEL, jnp.array([-1.0, 0.0, 1.0]), jnp.stack([WEIGHTS, WEIGHTS * jnp.nan])
+    )
+    axis = plotting.plot_beliefs(beliefs, LINE)
+    (shades,) = (c for c in axis.get_children() if isinstance(c, QuadMesh))
+    assert shades.get_clim()[1] == pytest.approx(float(kbr.evaluate(beliefs, LINE)[0].max()))
+    single = kbr.embed(KERNEL, beliefs.points, WEIGHTS[None])
+    axis = plotting.plot_beliefs(single, LINE, truth=jnp.zeros(1))
+    (shades,) = (c for c in axis.get_children() if isinstance(c, QuadMesh))
+    width = np.ptp(shades.get_coordinates()[..., 0])
+    assert width > 0.5 and axis.lines[0].get_marker() == "o"
+    with pytest.raises(ValueError, match="NaN"):
+        plotting.plot_embedding(kbr.embed(KERNEL, beliefs.points, WEIGHTS * jnp.nan), LINE)
+
+
+def test_accepted_steps_between_rejected_ones_are_seen():
+    accepted = jnp.asarray([True, False, True, False])
+    history = kbr.tuning.History(jnp.arange(4.0), None, accepted)
+    result = kbr.tuning.TuneResult(0.0, jnp.asarray(0.0), jnp.asarray(0), history)
+    assert plotting.plot_history(result).lines[0].get_marker() == "."

@@ -230,7 +230,8 @@ def forecast_coefficients(
     default the last set.
 
     **Returns:** `[steps, T]`. They need not sum to 1: mass is lost as lambda grows; see
-    `normalize`. Cost O(steps T^2).
+    `normalize`. With the form "change" they can grow without bound from step to step, as those of
+    any line drawn on: stop where the sum of their sizes is far above 1. Cost O(steps T^2).
     """
     steps = as_count(steps, "steps")
     count, dtype = model.gram.shape[0], model.gram.dtype
