@@ -137,7 +137,7 @@ class PSDFactor(AbstractFactor):
             return _refined(
                 fixed.upper,
                 fixed.inverse,
-                lambda x: matmul(fixed.matrix, x) + fixed.shift * x,
+                lambda x: (rhs - matmul(fixed.matrix, x)) - fixed.shift * x,
                 rhs,
             )
 
@@ -149,14 +149,14 @@ class PSDFactor(AbstractFactor):
 def _refined(
     upper: Float[Array, "n n"],
     inverse: Float[Array, "n n"] | None,
-    product: Callable,
+    residual: Callable,
     b: Float[Array, "n k"],
 ) -> Float[Array, "n k"]:
-    """One solve and one step of refinement by the factor, or by its inverse."""
+    """One solve and one step of refinement: by the factor on a CPU, else by its inverse."""
 
     def twice(solve):
         first = solve(b)
-        return first + solve(b - product(first))
+        return first + solve(residual(first))
 
     def by_inverse():
         known = _inverse(upper) if inverse is None else inverse
@@ -165,8 +165,6 @@ def _refined(
     def by_factor():
         return twice(lambda rhs: solve_factored(upper, rhs))
 
-    if inverse is not None:
-        return by_inverse()
     if upper.shape[0] > _SMALL:
         return by_factor()
     # Four triangular solves are four waits on an accelerator; products are not.
@@ -183,8 +181,8 @@ def psd_factor(
 ) -> PSDFactor:
     """Factor `matrix + shift I` of a positive semi-definite matrix; cost O(n^3).
 
-    With `invert`, and up to n = 512, the inverse of the factor is kept too. Solves are products
-    then: for a matrix that is solved with at every step.
+    With `invert`, and up to n = 512, the inverse of the factor is kept too. Accelerators then solve
+    by products alone: for a matrix that is solved with at every step.
 
     The factorization adds the jitter (see `jitter`), and where it breaks down 10, 10^3 or 10^5
     times as much, so rounding errors in a rank-deficient Gram matrix give a finite answer. A
@@ -311,7 +309,10 @@ def _resolvent_of_square(matrix, squared, squared_shift, b):
     upper = upper_factor(_shifted(squared, shift + jitter(squared)))
 
     def refined(_, rhs):
-        return _refined(upper, None, lambda x: matmul(fixed, matmul(fixed, x)) + shift * x, rhs)
+        def residual(x):
+            return (rhs - matmul(fixed, matmul(fixed, x))) - shift * x
+
+        return _refined(upper, None, residual, rhs)
 
     def square(x):
         return matmul(matrix, matmul(matrix, x)) + squared_shift * x
