@@ -22,7 +22,7 @@ MAX_LINES = 400
 FLOORS = (
     ("_typing",),
     ("_numerics", "_checks"),
-    ("_lapack",),
+    ("_lapack", "devices"),
     ("_solves",),
     ("kernels",),
     ("features",),

@@ -15,6 +15,7 @@ import kbr_jax as kbr
 
 RNG = np.random.default_rng(0)
 N = 8
+MESH = jax.make_mesh((1,), ("cases",))
 X, Y, Z = (RNG.normal(size=(N, 2)) for _ in range(3))
 H = 0.7
 KEY = jax.random.key(0)
@@ -106,6 +107,9 @@ PROGRAMS = {
     "gram": lambda g, x, y: kbr.gram(g, x, y),
     "kernels.diagonal": lambda g, x, y: kbr.kernels.diagonal(g, x),
     "kernels.gram_matvec": lambda g, x, y: kbr.kernels.gram_matvec(g, x, y, y, block_size=4),
+    "devices.over_devices": lambda g, x, y: kbr.devices.over_devices(
+        lambda kernel, x: kernel.gram(x, x[:2]), MESH, g, x
+    ),
     "kernels.coordinate_scale": lambda g, x, y: kbr.kernels.coordinate_scale(x),
     "kernels.default_kernel": lambda g, x, y: kbr.kernels.default_kernel(x)(x[0], y[0]),
     "median_heuristic": lambda g, x, y: kbr.median_heuristic(x),
@@ -369,6 +373,7 @@ EAGER = {
     "learn_filter": "a search on the host, of compiled programs",
     "learn_posterior": "a search on the host, of compiled programs",
     "tune": "a loop on the host over a compiled step, for progress and checkpoints",
+    "tuning.tune_starts": "a loop on the host over a compiled step, for progress",
     "features.streaming_landmarks": ON_THE_HOST,
     "propagation.grid_graph": "the structure of a program, not a value in it",
     "propagation.pairwise_graph": "the structure of a program, not a value in it",

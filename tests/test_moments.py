@@ -1,10 +1,5 @@
 """Rules and filters on moments: equal to the sample on the same landmarks."""
 
-import os
-import subprocess
-import sys
-import textwrap
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -370,85 +365,6 @@ def test_fitting_does_not_compile_again():
         ).factor.cholesky
         close(fit(X, Y, mask), expected)
     assert len(traces) == 1
-
-
-DEVICES = """
-    import sys
-    import jax, jax.numpy as jnp, numpy as np
-    from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-    jax.config.update("jax_enable_x64", True)
-    process, processes, port = map(int, sys.argv[1:])
-    if processes > 1:
-        jax.distributed.initialize(f"127.0.0.1:{port}", processes, process)
-    import kbr_jax as kbr
-    rng = np.random.default_rng(0)
-    x, y, following = (rng.normal(size=(48, 2)) for _ in range(3))
-    new = rng.normal(size=(8, 5, 2))
-    kernel, landmarks = kbr.Gaussian(1.0), kbr.Landmarks(jnp.asarray(x[:6]))
-    maps = kbr.moments.moment_maps(kernel, kernel, landmarks, landmarks, shift=True)
-    mesh = jax.make_mesh((jax.device_count(),), ("sample",), axis_types=(AxisType.Auto,))
-    rows = NamedSharding(mesh, P("sample"))
-
-    def shard(a):
-        local = len(a) // processes
-        own = a[process * local : (process + 1) * local]
-        return jax.make_array_from_process_local_data(rows, own)
-
-    def run(moments, batch, divide=lambda function: function):
-        emission = kbr.moments.fit_conditional(moments, regularizer=1e-3)
-        clipping = kbr.Clipping(False, 0.0)
-        filt = kbr.KernelBayesFilter(
-            emission, None, regularizer=1e-3, shift=True, clipping=clipping
-        )
-
-        def means(filt, o):
-            return kbr.state_mean(filt, kbr.run_filter(filt, o))
-
-        function = jax.vmap(means, in_axes=(None, 0))
-        return jax.jit(divide(function))(filt, batch)
-
-    def on_mesh(function):
-        specs = dict(in_specs=(P(), P("sample")), out_specs=P("sample"), check_vma=False)
-        return jax.shard_map(function, mesh=mesh, **specs)
-
-    together = kbr.moments.collect_moments(maps, x, y, following)
-    divided = kbr.moments.collect_moments(maps, *map(shard, (x, y, following)), mesh=mesh)
-    for a, b in zip(jax.tree.leaves(together), jax.tree.leaves(divided)):
-        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
-    expected = run(together, jnp.asarray(new))
-    found = run(divided, shard(new), on_mesh)
-    assert len(found.sharding.device_set) == jax.device_count()
-    for part in found.addressable_shards:
-        np.testing.assert_allclose(part.data, expected[part.index], rtol=1e-9, atol=1e-9)
-    print("devices", jax.device_count(), "processes", jax.process_count())
-"""
-
-
-def launch(process, processes, port, devices):
-    environment = os.environ | {
-        "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}",
-        "JAX_PLATFORMS": "cpu",
-    }
-    command = [
-        sys.executable,
-        "-c",
-        textwrap.dedent(DEVICES),
-        str(process),
-        str(processes),
-        str(port),
-    ]
-    return subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
-def test_eight_devices_and_two_processes_give_the_result_of_one():
-    runs = [[launch(0, 1, 0, 8)], [launch(p, 2, 29817, 4) for p in range(2)]]
-    for run in runs:
-        for process in run:
-            out, err = process.communicate(timeout=300)
-            assert process.returncode == 0, err[-3000:]
-            assert f"devices 8 processes {len(run)}" in out
 
 
 def test_what_is_asked_for_must_have_been_collected():

@@ -155,7 +155,7 @@ def test_residuals_of_all_points_from_pivots(monkeypatch):
     )  # what stands behind the filled rows is not read
     sample = _pivots._Sample(KERNEL, X, jnp.ones(N))
     residual, squares = _pivots._residuals(
-        sample, _pivots.Pivots(index, padded, jnp.asarray(count))
+        sample, _pivots.Pivots(index, padded, jnp.asarray(count)), None
     )
     columns = jax.scipy.linalg.solve_triangular(lower, GRAM[chosen], lower=True)
     np.testing.assert_allclose(residual, 1 - jnp.sum(columns**2, axis=0), atol=1e-12)
@@ -170,9 +170,9 @@ def test_rejection_computes_residuals_when_many_are_refused(monkeypatch):
     """
     passes, residuals = [], _pivots._residuals
 
-    def counted(sample, pivots):
+    def counted(sample, pivots, mesh):
         jax.debug.callback(lambda count: passes.append(int(count)), pivots.count)
-        return residuals(sample, pivots)
+        return residuals(sample, pivots, mesh)
 
     monkeypatch.setattr(_pivots, "_residuals", counted)
     points = X[:, :1]

@@ -13,6 +13,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import Mesh
 
 from .._checks import as_count, is_concrete, size, take
 from .._numerics import matmul
@@ -44,7 +45,8 @@ class ConjugateGradient(eqx.Module):
     - `tolerance`: on the residual $|b - (K + n \lambda I) w| / |b|$ of each column; by default 1e-8
       in float64, 1e-5 in float32. A float32 residual has a floor of about 1e-7 |K| / (n lambda).
     - `max_iterations`: limit on the iterations of one solve.
-    - `block_size`: rows of K formed at a time, as in `gram_matvec`.
+    - `block_size`: rows of K formed at a time; `mesh`: devices to divide the rows over; as in
+      `gram_matvec`.
     - `throw`: where a column ends above the tolerance, raise a `RuntimeError`. A compiled program
       cannot raise: there, and in the solve of a gradient, the column becomes NaN. If False the last
       iterate is returned: look at `ConjugateGradientFactor.diagnose`.
@@ -55,6 +57,7 @@ class ConjugateGradient(eqx.Module):
     tolerance: float | None = eqx.field(static=True, default=None)
     max_iterations: int = eqx.field(static=True, default=200)
     block_size: int | None = eqx.field(static=True, default=None)
+    mesh: Mesh | None = eqx.field(static=True, default=None)
     throw: bool = eqx.field(static=True, default=True)
 
     def __check_init__(self):
@@ -117,9 +120,7 @@ class ConjugateGradientFactor(AbstractFactor):
     def product(self, x: Float[Array, "n k"]) -> Float[Array, "n k"]:
         """The matrix times columns."""
         inside = _center(x) if self.centered else x
-        inside = gram_matvec(
-            self.kernel, self.points, self.points, inside, block_size=self.settings.block_size
-        )
+        inside = _gram_product(self.settings, self.kernel, self.points, inside)
         return (_center(inside) if self.centered else inside) + self.shift * x
 
     def precondition(self, x: Float[Array, "n k"]) -> Float[Array, "n k"]:
@@ -127,6 +128,14 @@ class ConjugateGradientFactor(AbstractFactor):
         if self.matrix is None or self.inner is None:
             return x
         return x - matmul(self.matrix, self.inner.solve(matmul(self.matrix.T, x)))
+
+
+def _gram_product(
+    settings: ConjugateGradient, kernel: AbstractKernel, x: Points, v: Float[Array, "n *k"]
+) -> Float[Array, "n *k"]:
+    """The product of the Gram matrix of x with columns, as the settings say."""
+    blocks, mesh = settings.block_size, settings.mesh
+    return gram_matvec(kernel, x, x, v, block_size=blocks, mesh=mesh)
 
 
 def _center(x: Float[Array, "n k"]) -> Float[Array, "n k"]:
@@ -248,9 +257,7 @@ class LazyGram(AbstractGram):
         return jax.eval_shape(self.kernel.diagonal, self.points).dtype
 
     def mean_coordinates(self) -> Float[Array, " r"]:
-        return gram_matvec(
-            self.kernel, self.points, self.points, self.uniform, block_size=self.settings.block_size
-        )
+        return _gram_product(self.settings, self.kernel, self.points, self.uniform)
 
     def at(self, points: Points) -> "LazyGram":
         return lazy_gram(self.kernel, points, self.settings)

@@ -7,11 +7,13 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import Mesh
 
-from .._checks import size, take
+from .._checks import padded, size, take
 from .._lapack import triangular_solve
 from .._numerics import matmul, safe_divide
 from .._typing import Array, Bool, Float, Int, Points, PRNGKeyArray
+from ..devices import over_devices
 from ..kernels import AbstractKernel
 
 #: All residuals are computed anew once this share of n proposals has been refused, `_TILE` points
@@ -72,6 +74,7 @@ def rejection_pivots(
     tolerance: Float[Array, ""],
     key: PRNGKeyArray,
     block: int,
+    mesh: Mesh | None = None,
 ) -> Pivots:
     """Randomly pivoted Cholesky, `block` proposals at a time.
 
@@ -89,7 +92,7 @@ def rejection_pivots(
     def renew(carry):
         """Compute the residuals, drop pivots behind the tolerance, and propose from there."""
         pivots, step, _ = carry
-        residual, squares = _residuals(sample, pivots)
+        residual, squares = _residuals(sample, pivots, mesh)
         before = (
             jnp.sum(residual) + jnp.cumsum(squares[::-1])[::-1]
         )  # trace before each pivot, of positive terms only
@@ -160,23 +163,33 @@ def _propose(
     return _Proposals(pivots, now.step + 1, now.refused + block - added, trace, least)
 
 
-def _residuals(sample: _Sample, pivots: Pivots) -> tuple[Float[Array, " n"], Float[Array, " q"]]:
-    """Residuals of all points, and what each pivot took from their sum.
+def _residuals(
+    sample: _Sample, pivots: Pivots, mesh: Mesh | None
+) -> tuple[Float[Array, " n"], Float[Array, " q"]]:
+    """Residuals of all points, and what each pivot took from their sum."""
+    n = size(sample.x)
+    missing = 0 if mesh is None else -n % mesh.size
+    cases = *padded((sample.x, sample.diagonal), missing), jnp.arange(n + missing) < n
+    shared = sample.kernel, take(sample.x, pivots.index), pivots
+    residual, squares = over_devices(_substitute, mesh, shared, cases)
+    residual = residual[:n].at[jnp.where(pivots.filled, pivots.index, n)].set(0, mode="drop")
+    return residual, jnp.sum(squares, axis=0)
 
-    Forward substitution for a tile of points at a time.
-    """
-    n, width, group = size(sample.x), pivots.index.shape[0], _GROUP
+
+def _substitute(shared, cases) -> tuple[Float[Array, " n"], Float[Array, "1 q"]]:
+    """Forward substitution for a tile of points at a time."""
+    (kernel, centers, pivots), (x, diagonal, real) = shared, cases
+    n, width, group = size(x), pivots.index.shape[0], _GROUP
     tile, filled, lower = min(_TILE, n), pivots.filled, pivots.factor()
     corners = jnp.stack([lower[i : i + group, i : i + group] for i in range(0, width, group)])
     units = jnp.broadcast_to(jnp.eye(group, dtype=lower.dtype), corners.shape)
     inverses = triangular_solve(corners, units)
-    centers = take(sample.x, pivots.index)
 
     def sweep(t, carry):
         residual, squares, rows = carry
         start = jnp.minimum(t * tile, n - tile)  # the last tile overlaps the one before it
-        points = take(sample.x, start + jnp.arange(tile))
-        fresh = start + jnp.arange(tile) >= t * tile
+        index = start + jnp.arange(tile)
+        points, fresh = take(x, index), (index >= t * tile) & real[index]
 
         def substitute(g, carry):
             rows, rest, squares = carry
@@ -186,13 +199,13 @@ def _residuals(sample: _Sample, pivots: Pivots) -> tuple[Float[Array, " n"], Flo
                 weights = lax.dynamic_slice(lower, (g * group, h * group), (group, group))
                 return new - matmul(weights, lax.dynamic_slice_in_dim(rows, h * group, group))
 
-            new = lax.fori_loop(0, g, subtract, sample.kernel.gram(take(centers, own), points))
+            new = lax.fori_loop(0, g, subtract, kernel.gram(take(centers, own), points))
             new = jnp.where(filled[own][:, None], matmul(inverses[g], new), 0)
             rows = lax.dynamic_update_slice_in_dim(rows, new, g * group, 0)
             squares = squares.at[own].add(jnp.sum(jnp.where(fresh, new, 0) ** 2, axis=1))
             return rows, rest - matmul(jnp.ones(group, new.dtype), new**2), squares
 
-        rest = lax.dynamic_slice_in_dim(sample.diagonal, start, tile)
+        rest = lax.dynamic_slice_in_dim(diagonal, start, tile)
         rows, rest, squares = lax.fori_loop(
             0, -(-pivots.count // group), substitute, (rows, rest, squares)
         )
@@ -206,8 +219,8 @@ def _residuals(sample: _Sample, pivots: Pivots) -> tuple[Float[Array, " n"], Flo
         jnp.zeros(width, lower.dtype),
         jnp.zeros((width, tile), lower.dtype),
     )  # the same rows for every tile
-    residual, squares, _ = lax.fori_loop(0, -(-n // tile), sweep, (sample.diagonal, *empty))
-    return residual.at[jnp.where(filled, pivots.index, n)].set(0, mode="drop"), squares
+    residual, squares, _ = lax.fori_loop(0, -(-n // tile), sweep, (diagonal, *empty))
+    return residual, squares[None]
 
 
 def _indices(key: PRNGKeyArray, cumulative: Float[Array, " n"], count: int) -> Int[Array, " c"]:

@@ -15,11 +15,14 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 from .._checks import as_count, as_fraction, as_points, check_finite, size, take
 from .._lapack import triangular_solve
 from .._numerics import matmul
 from .._typing import Array, Bool, Float, Int, Points, PRNGKeyArray, with_numbers
+from ..devices import as_mesh
 from ..kernels import KernelLike, kernel_for
 from ._landmarks import Landmarks
 from ._pivots import choose_pivots, draw_indices, rejection_pivots
@@ -71,6 +74,42 @@ class _State(eqx.Module):
     going: Bool[Array, ""]
 
 
+class _Share(eqx.Module):
+    """The points whose columns a device holds: all, or those from `start` on."""
+
+    points: Points
+    start: Int[Array, ""]
+    inside: Bool[Array, " m"] | None  # False for points that fill up the last share
+    axes: tuple[str, ...] | None = eqx.field(static=True)
+
+    def columns(self, rows: Float[Array, "q m"], index: Int[Array, " c"]) -> Float[Array, "q c"]:
+        """Columns of the whole factor."""
+        if self.axes is None:
+            return rows[:, index]
+        own = index - self.start
+        found = (own >= 0) & (own < rows.shape[1])
+        columns = jnp.where(found, rows[:, jnp.clip(own, 0, rows.shape[1] - 1)], 0)
+        return lax.psum(columns, self.axes)
+
+    def total(self, values: Array) -> Array:
+        """The sum over devices."""
+        return values if self.axes is None else lax.psum(values, self.axes)
+
+    def own(self, values: Float[Array, " n"]) -> Float[Array, " m"]:
+        """The entries of the points of this device."""
+        if self.axes is None:
+            return values
+        width = size(self.points)
+        values = jnp.pad(values, (0, width))
+        return lax.dynamic_slice_in_dim(values, self.start, width)
+
+    def together(self, values: Float[Array, " m"], count: int) -> Float[Array, " n"]:
+        """The entries of all devices."""
+        if self.axes is None:
+            return values
+        return lax.all_gather(values, self.axes, tiled=True)[:count]
+
+
 def incomplete_cholesky(
     kernel: KernelLike,
     x: Points,
@@ -79,6 +118,7 @@ def incomplete_cholesky(
     tolerance: float | None = None,
     key: PRNGKeyArray | None = None,
     block_size: int = 1,
+    mesh: Mesh | None = None,
 ) -> IncompleteCholesky:
     r"""Pivoted incomplete Cholesky decomposition of a Gram matrix that is never formed.
 
@@ -99,6 +139,7 @@ def incomplete_cholesky(
       largest of the candidates, the 4 `block_size` points of largest residual at the start of the
       block, for as long as one is left with half of the largest residual at the start: with 1 the
       greedy choice itself, with more one of about the same residual trace.
+    - `mesh`: devices to divide the rows of the factor over; each gets all points.
 
     **Returns:** an `IncompleteCholesky`. Columns after the stop are zero and not `active`; the
     shape is always `[n, min(r, n)]`. No gradient flows through it; use `landmark_features` for one.
@@ -109,11 +150,11 @@ def incomplete_cholesky(
     a `rank` or `block_size` below 1, or a `tolerance` outside [0, 1).
     """
     kernel, x, rank, share = _checked(kernel, x, rank, tolerance)
-    result = _decompose(kernel, x, rank, share, key, as_count(block_size, "block_size"))
+    block = as_count(block_size, "block_size")
+    result = _decompose(kernel, x, rank, share, key, block, mesh)
     active = jnp.arange(rank) < result.count
-    return IncompleteCholesky(
-        jnp.where(active, result.rows[:rank].T, 0), result.pivots[:rank], active, result.residual
-    )
+    factor = jnp.where(active, result.rows[:rank, : size(x)].T, 0)
+    return IncompleteCholesky(factor, result.pivots[:rank], active, result.residual)
 
 
 def _checked(kernel: KernelLike, x: Points, rank: int, tolerance: float | None):
@@ -128,18 +169,41 @@ def _checked(kernel: KernelLike, x: Points, rank: int, tolerance: float | None):
 
 
 @eqx.filter_jit
-def _decompose(kernel, x, rank: int, tolerance, key, block: int) -> _State:
+def _decompose(
+    kernel, x, rank: int, tolerance, key, block: int, mesh: Mesh | None = None
+) -> _State:
     kernel, x = lax.stop_gradient((kernel, x))
+    if mesh is None:
+        share = _Share(x, jnp.asarray(0), None, None)
+        return _on_one_device(kernel, x, rank, tolerance, key, block, share)
+    mesh = as_mesh(mesh)
+    width, axes = -(-size(x) // mesh.size), mesh.axis_names
+
+    def on_a_share(arrays):
+        kernel, x, tolerance, key = eqx.combine(arrays, rest)
+        start = lax.axis_index(axes) * width
+        index = start + jnp.arange(width)
+        points = take(x, jnp.minimum(index, size(x) - 1))
+        share = _Share(points, start, index < size(x), axes)
+        return _on_one_device(kernel, x, rank, tolerance, key, block, share)
+
+    arrays, rest = eqx.partition((kernel, x, tolerance, key), eqx.is_array)
+    divided = _State(P(None, axes), P(), P(), P(), P(), P())  # pyright: ignore[reportArgumentType]
+    run = jax.shard_map(on_a_share, mesh=mesh, in_specs=P(), out_specs=divided, check_vma=False)
+    return run(arrays)
+
+
+def _on_one_device(kernel, x, rank: int, tolerance, key, block: int, share: _Share) -> _State:
     diagonal = kernel.diagonal(x)
     block = min(block, rank)
     keys = None if key is None else jax.random.split(key, rank)
 
     def add(state: _State) -> _State:
-        return _add_block(kernel, x, diagonal, rank, tolerance, keys, block, state)
+        return _add_block(kernel, x, diagonal, rank, tolerance, keys, block, share, state)
 
     room = rank + (1 if block == 1 else max(block, _GROUP))
     start = _State(
-        jnp.zeros((room, size(x)), diagonal.dtype),
+        jnp.zeros((room, size(share.points)), diagonal.dtype),
         jnp.zeros(room, int),
         diagonal,
         jnp.asarray(0),
@@ -154,7 +218,7 @@ def _decompose(kernel, x, rank: int, tolerance, key, block: int) -> _State:
 
 
 def _add_block(
-    kernel, x, diagonal, rank: int, tolerance, keys, block: int, state: _State
+    kernel, x, diagonal, rank: int, tolerance, keys, block: int, share: _Share, state: _State
 ) -> _State:
     """Choose up to `block_size` pivots and write their rows behind those that are filled."""
     proposals = 1 if block == 1 else min(_PROPOSALS * block, size(x))
@@ -168,7 +232,8 @@ def _add_block(
     floor = 4 * jnp.finfo(diagonal.dtype).eps * jnp.max(diagonal)
     room = jnp.minimum(block, rank - state.count)
     filled = jnp.arange(state.rows.shape[0]) < state.count
-    points, own = take(x, candidates), jnp.where(filled[:, None], state.rows[:, candidates], 0)
+    points = take(x, candidates)
+    own = jnp.where(filled[:, None], share.columns(state.rows, candidates), 0)
     matrix = kernel.gram(points, points) - matmul(own.T, own)
     bars = jnp.maximum(bars, floor)
     heights = state.residual[candidates]
@@ -182,9 +247,9 @@ def _add_block(
     lower = jnp.where(used[:, None], cholesky[chosen], identity)
     inverse = triangular_solve(lower, identity)
     mixing = -matmul(inverse, own[:, chosen].T)
-    rows, squares = _add_rows(kernel, take(points, chosen), x, inverse, mixing, state)
+    rows, squares = _add_rows(kernel, take(points, chosen), share, inverse, mixing, state)
     # Stop, exactly at its column, once the trace is within the tolerance.
-    squares = jnp.where(used, squares, 0)
+    squares = jnp.where(used, share.total(squares), 0)
     trace = jnp.sum(state.residual) - jnp.cumsum(squares) + squares
     kept = used & (trace > tolerance * jnp.sum(diagonal))
     added = jnp.sum(kept)
@@ -193,8 +258,9 @@ def _add_block(
         0,
         block,
         lambda i, rest: rest - jnp.where(i < added, rows[state.count + i] ** 2, 0),
-        state.residual,
+        share.own(state.residual),
     )
+    residual = share.together(residual, size(x))
     index = candidates[chosen].astype(state.pivots.dtype)
     return _State(
         rows,
@@ -206,12 +272,14 @@ def _add_block(
     )
 
 
-def _add_rows(kernel, chosen, x, inverse, mixing, state: _State):
+def _add_rows(kernel, chosen, share: _Share, inverse, mixing, state: _State):
     """The factor with the rows `inverse @ k(chosen, x) + mixing @ rows` behind the filled ones, and
     their sums of squares.
     """
-    block, n = inverse.shape[0], size(x)
-    kernel_rows = kernel.gram(chosen, x)
+    block, n = inverse.shape[0], size(share.points)
+    kernel_rows = kernel.gram(chosen, share.points)
+    if share.inside is not None:
+        kernel_rows = jnp.where(share.inside, kernel_rows, 0)
     if block == 1:
         new = matmul(inverse, kernel_rows) + matmul(mixing, state.rows)
         return lax.dynamic_update_slice(state.rows, new, (state.count, 0)), jnp.sum(new**2, axis=1)
@@ -254,6 +322,7 @@ def greedy_landmarks(
     rank: int,
     tolerance: float | None = None,
     block_size: int | None = None,
+    mesh: Mesh | None = None,
 ) -> Landmarks:
     """Landmarks by pivoted incomplete Cholesky: each is the point worst explained by those before
     it.
@@ -263,7 +332,7 @@ def greedy_landmarks(
     there on.
     """
     kernel, x, rank, share = _checked(kernel, x, rank, tolerance)
-    result = _decompose(kernel, x, rank, share, None, _as_block(block_size, x, _MANY))
+    result = _decompose(kernel, x, rank, share, None, _as_block(block_size, x, _MANY), mesh)
     return Landmarks(take(x, result.pivots[:rank]), jnp.arange(rank) < result.count)
 
 
@@ -275,6 +344,7 @@ def rpcholesky_landmarks(
     key: PRNGKeyArray,
     tolerance: float | None = None,
     block_size: int | None = None,
+    mesh: Mesh | None = None,
 ) -> Landmarks:
     """Landmarks by randomly pivoted Cholesky: drawn in proportion to the residual, so outliers do
     not take over.
@@ -294,10 +364,10 @@ def rpcholesky_landmarks(
     kernel, x, rank, share = _checked(kernel, x, rank, tolerance)
     block = _as_block(block_size, x, _MANY_RANDOM)
     if block == 1:
-        result = _decompose(kernel, x, rank, share, key, 1)
+        result = _decompose(kernel, x, rank, share, key, 1, mesh)
         pivots, count = result.pivots, result.count
     else:
-        result = rejection_pivots(kernel, x, rank, share, key, min(block, size(x)))
+        result = rejection_pivots(kernel, x, rank, share, key, min(block, size(x)), mesh)
         pivots, count = result.index, result.count
     return Landmarks(take(x, pivots[:rank]), jnp.arange(rank) < count)
 

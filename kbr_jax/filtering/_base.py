@@ -9,9 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import Mesh
 
 from .._checks import as_count, as_mask, as_positive, stacked, take
 from .._typing import Array, ArrayLike, Bool, Float, Point, Points, with_numbers
+from ..devices import over_devices
 from ..embedding import Embedding
 from ..rules import AbstractConditional
 from ._sequences import check_lists
@@ -208,6 +210,7 @@ def run_filter(
     state: Any = None,
     output_fn: Callable[[FilterOutput], Any] | None = None,
     checkpoint_every: int | None = None,
+    mesh: Mesh | None = None,
 ) -> Any:
     """Filter a sequence of observations by one scan of `filter_step`.
 
@@ -224,6 +227,8 @@ def run_filter(
     - `checkpoint_every`: steps between two states that reverse mode stores (static). With it T
       steps store T / checkpoint_every + checkpoint_every states, least at the root of T, for one
       more forward pass.
+    - `mesh`: devices to divide a list of sequences over; each gets the whole filter. See
+      `devices.over_devices`.
 
     **Returns:** a `FilterOutput` with leading axis T, or what `output_fn` returned, stacked; a list
     of these for a list of sequences, which run side by side in one program. The first call
@@ -240,6 +245,8 @@ def run_filter(
     many = isinstance(observations, list)
     if many and state is not None:
         raise ValueError("Go on from the `state` of each run by a call of its own, without lists.")
+    if mesh is not None and not many:
+        raise ValueError("A `mesh` divides a list of sequences: give `observations` as a list.")
     state = filt.init(prior) if state is None else state
     if checkpoint_every is not None:
         checkpoint_every = as_count(checkpoint_every, "checkpoint_every")
@@ -247,7 +254,7 @@ def run_filter(
         inputs = observations, controls, observed, None
         return _scan(filt, state, *inputs, output_fn, checkpoint_every)
     stacks, lengths = _padded_sequences(observations, controls, observed)
-    runs = _scan_many(filt, state, *stacks, output_fn, checkpoint_every)
+    runs = over_devices(_scan_many, mesh, (filt, state, output_fn, checkpoint_every), stacks)
     whole = output_fn is None
     steps = _with_state(runs, None) if whole else runs
     each = [jax.tree.map(lambda leaf, i=i, n=n: leaf[i, :n], steps) for i, n in enumerate(lengths)]
@@ -284,11 +291,13 @@ def _padded_sequences(
 
 
 @eqx.filter_jit
-def _scan_many(filt, state, observations, controls, observed, going, output_fn, every):
-    def one(o, u, mask, own):
-        return _scan(filt, state, o, u, mask, own, output_fn, every)
+def _scan_many(shared, stacks):
+    filt, state, output_fn, every = shared
 
-    return jax.vmap(one)(observations, controls, observed, going)
+    def one(observations, controls, observed, going):
+        return _scan(filt, state, observations, controls, observed, going, output_fn, every)
+
+    return jax.vmap(one)(*stacks)
 
 
 @eqx.filter_jit

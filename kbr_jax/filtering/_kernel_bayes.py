@@ -63,7 +63,8 @@ class KernelBayesFilter(AbstractFilter):
     - `regularizer`: delta > 0 of Bayes' rule (see `bayes_rule`). Small is sharp but brittle. Unused
       with a `KnownLikelihood`.
     - `estimator`: of Bayes' rule. `"prior"` keeps its belief on the successors of `transition`.
-    - `clipping`: of the prior's weights; `Clipping(False, 0.0, False)` is the filter as printed.
+    - `clipping`: of the prior's weights, by default `Clipping()`. The filter as printed has
+      `Clipping(False, 0.0, False)`.
     - `shift`: move weights to the successors. The states of both models must then be the same.
     - `max_active`: let Bayes' rule use only that many prior weights (static), the ones that are
       largest times the likelihood. `FilterOutput.discarded` reports the mass that it cuts.
@@ -88,10 +89,11 @@ class KernelBayesFilter(AbstractFilter):
         *,
         regularizer: ArrayLike | None = None,
         estimator: Literal["pairs", "prior", "importance"] = "pairs",
-        clipping: Clipping = Clipping(),  # noqa: B008 (it is immutable)
+        clipping: Clipping | None = None,
         shift: bool = False,
         max_active: int | None = None,
     ):
+        clipping = Clipping() if clipping is None else clipping
         check_estimator(estimator, clipping, "pairs", "prior", "importance")
         _check_options(emission, transition, regularizer, estimator, clipping, shift, max_active)
         dtype = emission.features_x.dtype

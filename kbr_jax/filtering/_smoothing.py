@@ -24,7 +24,7 @@ def smooth(
     controls: Any = None,
     lag: int | None = None,
     estimator: Literal["pairs", "importance"] = "pairs",
-    clipping: Clipping = Clipping(),  # noqa: B008 (it is immutable)
+    clipping: Clipping | None = None,
     positive: bool = True,
     normalize: bool = True,
 ) -> Any:
@@ -54,7 +54,7 @@ def smooth(
     - `controls`: the inputs `[T, ...]` of the run.
     - `lag`: None for the whole sequence. For L >= 1 (static), the belief at t uses the observations
       up to t + L.
-    - `clipping`: of D.
+    - `clipping`: of D; by default `Clipping()`.
     - `positive`: clip g at 0, as a ratio of densities should be.
     - `normalize`: divide the smoothed weights by their sum at every step.
 
@@ -74,6 +74,7 @@ def smooth(
         inputs = [None] * len(run) if controls is None else controls
         check_lists(inputs, "controls", run, "run")
         return [smooth(filt, r, controls=u, **own) for r, u in zip(run, inputs, strict=True)]
+    clipping = Clipping() if clipping is None else clipping
     check_estimator(estimator, clipping, "pairs", "importance")
     beliefs = filt.embed(run.weights)
     if beliefs.weights.ndim != 2:

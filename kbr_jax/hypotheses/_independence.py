@@ -6,6 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import Mesh
 
 from .._checks import (
     as_count,
@@ -38,6 +39,7 @@ def independence_test(
     key: PRNGKeyArray,
     num_permutations: int = 1000,
     landmarks: FeatureChoice = None,
+    mesh: Mesh | None = None,
 ) -> TestResult:
     r"""Test whether X and Y are independent, from n pairs:
     $\mathrm{HSIC} = \operatorname{tr}(K H L H) / n^2$ under permutations of y.
@@ -49,6 +51,7 @@ def independence_test(
     - `landmarks`: the rank r of greedy landmarks for features of each variable: the criterion of
       the low-rank kernels, $|\Phi^\top H \Psi|^2 / n^2$. Then a permutation costs O(n r^2) instead
       of n^2 memory accesses; the level stays exact.
+    - `mesh`: devices to divide the permutations over; each gets all points.
 
     **Returns:** a `TestResult`. One compiled program; cost O(n^2 (d + B)), or O(n r^2 B).
 
@@ -66,11 +69,11 @@ def independence_test(
         check_memory(
             size(joint.x), size(joint.x), dtype, "the pairs", "give `landmarks`, for example 50"
         )
-        return from_null(*_exact(kernels, joint.x, joint.y, key, draws))
+        return from_null(*_exact(kernels, joint.x, joint.y, key, draws, mesh))
     phi, psi = (
         fit_features(k, p, landmarks) for k, p in zip(kernels, (joint.x, joint.y), strict=True)
     )
-    return from_null(*_low_rank(phi.matrix, psi.matrix, key, draws))
+    return from_null(*_low_rank(phi.matrix, psi.matrix, key, draws, mesh))
 
 
 @eqx.filter_jit
@@ -80,6 +83,7 @@ def _exact(
     y: Points,
     key: PRNGKeyArray,
     draws: int,
+    mesh: Mesh | None,
 ):
     grams = kernels[0].gram(x, x), kernels[1].gram(y, y)
     # Centering one of the two is enough, but for rounding.
@@ -106,7 +110,9 @@ def _exact(
         ]
         return sum(parts, jnp.zeros((), k.dtype)) / n / n
 
-    null = simulate(key, draws, lambda one: jax.random.permutation(one, n), _one_by_one(statistic))
+    null = simulate(
+        key, draws, lambda one: jax.random.permutation(one, n), _one_by_one(statistic), mesh
+    )
     return statistic(jnp.arange(n)), null, magnitude
 
 
@@ -115,7 +121,9 @@ def _one_by_one(statistic: Callable[[Array], Array]) -> Callable[[Array], Array]
 
 
 @eqx.filter_jit
-def _low_rank(phi: Float[Array, "n r"], psi: Float[Array, "n s"], key: PRNGKeyArray, draws: int):
+def _low_rank(
+    phi: Float[Array, "n r"], psi: Float[Array, "n s"], key, draws: int, mesh: Mesh | None
+):
     n = phi.shape[0]
     centers = [coordinates - jnp.mean(coordinates, axis=0) for coordinates in (phi, psi)]
     sizes = [
@@ -127,7 +135,9 @@ def _low_rank(phi: Float[Array, "n r"], psi: Float[Array, "n s"], key: PRNGKeyAr
     def statistic(order):
         return jnp.sum(matmul(phi, take(psi, order)) ** 2) / n / n
 
-    null = simulate(key, draws, lambda one: jax.random.permutation(one, n), _one_by_one(statistic))
+    null = simulate(
+        key, draws, lambda one: jax.random.permutation(one, n), _one_by_one(statistic), mesh
+    )
     return statistic(jnp.arange(n)), null, sizes[0] * sizes[1]
 
 
@@ -142,6 +152,7 @@ def conditional_independence_test(
     regularizer: ArrayLike,
     key: PRNGKeyArray,
     num_draws: int = 1000,
+    mesh: Mesh | None = None,
 ) -> TestResult:
     r"""Test whether X and Y are independent given Z, from n triples.
 
@@ -162,7 +173,8 @@ def conditional_independence_test(
     - `regularizer`: lambda of the regressions on Z: `K + n regularizer I`. It must follow Z well
       enough: too large a value leaves some of its influence in both residuals, and the test then
       rejects too often. 1e-3 or less for n in the hundreds.
-    - `key`, `num_draws` B (static): of the null distribution.
+    - `key`, `num_draws` B (static): of the null distribution. `mesh`: devices to divide the draws
+      over; the matrices are formed on each.
 
     **Returns:** a `TestResult`. Cost O(n^3 + B n^2). The level holds for large n, not exactly.
 
@@ -184,9 +196,8 @@ def conditional_independence_test(
         raise ValueError("A conditional independence test needs at least 4 triples.")
     dtype = jax.eval_shape(kernels[0].diagonal, samples[0]).dtype
     ridge = as_regularizer(regularizer, "regularizer", dtype)
-    return from_null(
-        *_run(tuple(kernels), tuple(samples), ridge, key, as_count(num_draws, "num_draws"))
-    )
+    draws = as_count(num_draws, "num_draws")
+    return from_null(*_run(tuple(kernels), tuple(samples), ridge, key, draws, mesh))
 
 
 @eqx.filter_jit
@@ -196,6 +207,7 @@ def _run(
     ridge: Float[Array, ""],
     key: PRNGKeyArray,
     draws: int,
+    mesh: Mesh | None,
 ):
     grams = [
         kernel.gram(points, points).astype(ridge.dtype)
@@ -215,5 +227,8 @@ def _run(
     def statistics(normals: Float[Array, "b n"]) -> Float[Array, " b"]:
         return jnp.sum(matmul(normals, product) * normals, axis=-1) / n
 
-    null = simulate(key, draws, lambda one: jax.random.normal(one, (n,), product.dtype), statistics)
+    def draw(one: PRNGKeyArray) -> Float[Array, " n"]:
+        return jax.random.normal(one, (n,), product.dtype)
+
+    null = simulate(key, draws, draw, statistics, mesh)
     return jnp.sum(product) / n, null, of_residuals(parts, wholes)

@@ -6,8 +6,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import Mesh
 
+from .._checks import padded
 from .._typing import Array, Float, PRNGKeyArray, with_numbers
+from ..devices import over_devices
 
 #: Draws of the null distribution that are computed side by side.
 _BATCH = 64
@@ -42,17 +45,23 @@ def simulate(
     count: int,
     draw: Callable[[PRNGKeyArray], Array],
     statistics: Callable[[Array], Array],
+    mesh: Mesh | None = None,
 ) -> Array:
-    """`statistics` of `count` draws.
+    """`statistics` of `count` draws, divided over the devices of a mesh.
 
     Of a batch `[b, ...]` of them at a time, so that products with matrices stay products.
     """
-    size = min(_BATCH, count)
-    batches = -(-count // size)
-    keys = jax.random.split(key, batches * size)
-    keys = keys.reshape(batches, size, *keys.shape[1:])  # of new style or old
-    found = lax.map(lambda batch: statistics(jax.vmap(draw)(batch)), keys)
-    return found.reshape(batches * size, *found.shape[2:])[:count]
+    whole = -(-count // min(_BATCH, count)) * min(_BATCH, count)
+    keys = jax.random.split(key, whole)[:count]
+
+    def of_keys(_, keys):
+        count, size = keys.shape[0], min(_BATCH, keys.shape[0])
+        keys = padded(keys, -count % size)
+        batches = keys.reshape(-1, size, *keys.shape[1:])  # keys of new style or old
+        found = lax.map(lambda batch: statistics(jax.vmap(draw)(batch)), batches)
+        return found.reshape(-1, *found.shape[2:])[:count]
+
+    return over_devices(of_keys, mesh, None, keys)
 
 
 def centered(gram: Float[Array, "n n"]) -> Float[Array, "n n"]:

@@ -10,6 +10,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.scipy.stats import norm
+from jax.sharding import Mesh
 
 from .._checks import (
     as_count,
@@ -56,6 +57,7 @@ def two_sample_test(
     key: PRNGKeyArray,
     num_permutations: int = 1000,
     null: Literal["permutation", "signs"] = "permutation",
+    mesh: Mesh | None = None,
 ) -> TestResult:
     r"""Test whether x and y are samples of one distribution.
 
@@ -78,6 +80,7 @@ def two_sample_test(
       signs $\epsilon_i$ on the pairs
       $h_{ij} = k(x_i, x_j) + k(y_i, y_j) - k(x_i, y_j) - k(x_j, y_i)$, for n = m; then $x_i$ and
       $y_i$ may depend on each other.
+    - `mesh`: devices to divide the permutations over; each gets all points.
 
     **Returns:** a `TestResult`. One compiled program; cost O((n + m)^2 (d + B)) for each kernel,
     all permutations in a few matrix products; memory O((n + m)^2).
@@ -104,7 +107,7 @@ def two_sample_test(
         run = _permutations
     else:
         raise ValueError(f'`null` must be "permutation" or "signs", got {null!r}.')
-    found = run(kernels, x, y, key, as_count(num_permutations, "num_permutations"))
+    found = run(kernels, x, y, key, as_count(num_permutations, "num_permutations"), mesh)
     return from_null(
         *(found if isinstance(kernel, (list, tuple)) else (part[..., 0] for part in found))
     )
@@ -112,7 +115,12 @@ def two_sample_test(
 
 @eqx.filter_jit
 def _permutations(
-    kernels: tuple[AbstractKernel, ...], x: Points, y: Points, key: PRNGKeyArray, draws: int
+    kernels: tuple[AbstractKernel, ...],
+    x: Points,
+    y: Points,
+    key: PRNGKeyArray,
+    draws: int,
+    mesh: Mesh | None,
 ):
     n, m = size(x), size(y)
     pooled = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), x, y)
@@ -139,13 +147,18 @@ def _permutations(
         other = jnp.sum(rows, axis=-1)[:, None] - 2 * across - within
         return (within / n / (n - 1) + other / m / (m - 1) - 2 * across / n / m).T
 
-    null = simulate(key, draws, lambda one: jax.random.permutation(one, first), statistics)
+    null = simulate(key, draws, lambda one: jax.random.permutation(one, first), statistics, mesh)
     return statistics(first[None])[0], null, magnitude
 
 
 @eqx.filter_jit
 def _signs(
-    kernels: tuple[AbstractKernel, ...], x: Points, y: Points, key: PRNGKeyArray, draws: int
+    kernels: tuple[AbstractKernel, ...],
+    x: Points,
+    y: Points,
+    key: PRNGKeyArray,
+    draws: int,
+    mesh: Mesh | None,
 ):
     n = size(x)
     h = jnp.stack([_pairs(kernel, x, y) for kernel in kernels])
@@ -154,7 +167,10 @@ def _signs(
     def statistics(signs: Float[Array, "b n"]) -> Float[Array, "b kernels"]:
         return jnp.sum(matmul(signs, h) * signs, axis=-1).T / scale
 
-    null = simulate(key, draws, lambda one: jax.random.rademacher(one, (n,), h.dtype), statistics)
+    def draw(one: PRNGKeyArray) -> Float[Array, " n"]:
+        return jax.random.rademacher(one, (n,), h.dtype)
+
+    null = simulate(key, draws, draw, statistics, mesh)
     return jnp.sum(h, axis=(1, 2)) / scale, null, jnp.sum(jnp.abs(h), axis=(1, 2)) / scale
 
 

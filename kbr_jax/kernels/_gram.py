@@ -5,10 +5,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import Mesh
 
 from .._checks import as_count, as_points, check_alike, check_finite, padded, size, take
 from .._numerics import matmul, safe_sqrt, squared_distances
 from .._typing import Array, ArrayLike, Float, Points, PRNGKeyArray
+from ..devices import over_devices
 from ._base import AbstractKernel, KernelLike, as_kernel, check_real, flat
 
 
@@ -58,7 +60,13 @@ _BLOCK_ENTRIES, _BLOCK_ROWS = 2**21, 32
 
 
 def gram_matvec(
-    kernel: KernelLike, x: Points, y: Points, v: ArrayLike, *, block_size: int | None = None
+    kernel: KernelLike,
+    x: Points,
+    y: Points,
+    v: ArrayLike,
+    *,
+    block_size: int | None = None,
+    mesh: Mesh | None = None,
 ) -> Float[Array, "n *k"]:
     r"""$K(X, Y) V$, $\sum_j k(x_i, y_j) V_{jc}$, without the n x m matrix: a block of rows is
     formed, multiplied, forgotten.
@@ -70,6 +78,7 @@ def gram_matvec(
     - `v`: a vector `[m]`, or columns `[m, ...]`.
     - `block_size`: the most rows of K to form at a time (static), by default about 2^21 / m, and at
       least 32. The result depends on it only by rounding.
+    - `mesh`: devices to divide the rows x over; each gets all of y and v.
 
     **Returns:** array `[n]`, or `[n, ...]`. Cost O(n m (d + k)), memory O(block_size m) beside
     arguments and result. The gradient with respect to the kernel's parameters, x, y and v forms
@@ -97,14 +106,16 @@ def gram_matvec(
         if block_size is None
         else as_count(block_size, "block_size")
     )
-    product = _by_blocks(kernel, x, y, v.reshape(v.shape[0], -1), rows)
+    shared = kernel, y, v.reshape(v.shape[0], -1), rows
+    product = over_devices(_by_blocks, mesh, shared, x)
     return product.reshape(-1, *v.shape[1:])
 
 
 @eqx.filter_jit
 def _by_blocks(
-    kernel: AbstractKernel, x: Points, y: Points, v: Float[Array, "m k"], rows: int
+    shared: tuple[AbstractKernel, Points, Float[Array, "m k"], int], x: Points
 ) -> Float[Array, "n k"]:
+    kernel, y, v, rows = shared
     n = size(x)
     count = -(-n // rows)
     rows = -(-n // count)  # as even as can be: fewer than `count` rows of padding

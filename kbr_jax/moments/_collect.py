@@ -26,6 +26,7 @@ from .._checks import (
 )
 from .._numerics import matmul
 from .._typing import Array, ArrayLike, Bool, Points
+from ..devices import as_mesh
 from ._moments import MomentMaps, Moments, pack
 
 #: Rows of the sample at a time. Products run near the device's peak, and the features of a block
@@ -71,6 +72,7 @@ def collect_moments(
     block_size = None if block_size is None else as_count(block_size, "block_size")
     if mesh is None:
         return _collect(maps, x, y, successors, mask, block_size)
+    mesh = as_mesh(mesh)
     if size(x) % mesh.size:
         raise ValueError(
             f"{size(x)} pairs do not divide over {mesh.size} devices: pad them, and mask the rest."

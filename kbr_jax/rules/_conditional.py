@@ -255,7 +255,8 @@ def fit_conditional(
     if solver is None or landmarks_y is not None:
         features_y = fit_features(kernel_y, y, landmarks_y, mask)
     else:
-        features_y = lazy_gram(kernel_y, y, ConjugateGradient(rank=0, block_size=solver.block_size))
+        plain = ConjugateGradient(rank=0, block_size=solver.block_size, mesh=solver.mesh)
+        features_y = lazy_gram(kernel_y, y, plain)
     regularizer = as_regularizer(regularizer, "regularizer", features_x.dtype)
     factor = features_x.ridge(regularizer)
     return ConditionalEmbedding(features_x, features_y, regularizer, factor)

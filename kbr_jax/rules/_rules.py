@@ -72,7 +72,7 @@ def bayes_rule(
     *,
     regularizer: ArrayLike,
     estimator: Literal["pairs", "prior", "importance"] = "pairs",
-    clipping: Clipping = Clipping(),  # noqa: B008 (it is immutable)
+    clipping: Clipping | None = None,
 ) -> Embedding:
     r"""Embed the posterior $Q(X | y) \propto P(y | X) \pi(X)$. With $k = k(Y, y)$:
 
@@ -91,7 +91,8 @@ def bayes_rule(
     - `regularizer`: delta > 0. It acts on the squared operator: eigenvalues below sqrt(delta) are
       cut. It does not scale with n, for weights that sum to about 1. As delta -> 0 the prior drops
       out. For `"importance"` it is the ridge itself.
-    - `clipping`: what is done to w before use; `Clipping(False, 0.0, False)` is the papers' rule.
+    - `clipping`: what is done to w before use, by default `Clipping()`. The papers' rule is
+      `Clipping(False, 0.0, False)`.
 
     **Returns:** an `Embedding` over X with weights `[n]` (`[m]` for `"prior"`), or `[b, ...]`. They
     may be signed and need not sum to 1: see `normalize`. Cost O(n^3 + b n^2) exact, O(n r^2 + r^3 +
@@ -110,6 +111,7 @@ def bayes_rule(
     >>> print(f"{kbr.mean(kbr.bayes_rule(model, prior, 1.0, regularizer=1e-5)):.1f}")
     1.0
     """
+    clipping = Clipping() if clipping is None else clipping
     check_estimator(estimator, clipping, "pairs", "prior", "importance")
     weights = single_prior_weights(model, prior)
     coordinates, single = checked_coordinates(model.features_y, y, "y")

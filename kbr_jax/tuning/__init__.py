@@ -10,6 +10,7 @@ from ._losses import (
     regression_loss,
 )
 from ._saving import load, save
+from ._starts import tune_starts
 from ._tune import History, TuneResult, minibatch, tune
 
 __all__ = [
@@ -31,4 +32,5 @@ __all__ = [
     "regression_loss",
     "save",
     "tune",
+    "tune_starts",
 ]

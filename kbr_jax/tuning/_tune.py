@@ -21,7 +21,7 @@ from ._checkpoint import check_course, read_checkpoint, write_checkpoint
 from ._progress import progress_bar
 
 #: Steps in one compiled program. Between two of them the progress is shown.
-_CHUNK = 10
+CHUNK = 10
 
 #: Steps between two writes of a checkpoint.
 _CHECKPOINT_STEPS = 100
@@ -244,22 +244,22 @@ def tune(
     2.00
     """
     num_steps = as_count(num_steps, "num_steps")
-    problem, free = _problem(loss, initial, optimizer, positive, validation, validate_every)
+    problem, free = as_problem(loss, initial, optimizer, positive, validation, validate_every)
     state = problem.start(free)
     resumed = None if checkpoint is None else read_checkpoint(checkpoint, free, state, key)
     done, start, parts = (0, state, []) if resumed is None else resumed
     if done:
         first = jnp.asarray(0), jnp.asarray(min(done, _COMPARED))
         check_course(
-            checkpoint, parts[0], _run(problem, state, *first, key)[1], min(done, _COMPARED)
+            checkpoint, parts[0], run_chunk(problem, state, *first, key)[1], min(done, _COMPARED)
         )
     saved, state = done, start
     with progress_bar(num_steps, progress) as bar:
         bar.update(done)
         bar.show({"first": "compiling"})
         while done < num_steps:
-            state, part = _run(problem, state, jnp.asarray(done), jnp.asarray(num_steps), key)
-            count = min(_CHUNK, num_steps - done)
+            state, part = run_chunk(problem, state, jnp.asarray(done), jnp.asarray(num_steps), key)
+            count = min(CHUNK, num_steps - done)
             parts.append(jax.tree.map(lambda leaf, n=count: leaf[:n], part))
             done += count
             if len(parts) == 1 and not bool(parts[0].accepted[0]):
@@ -309,7 +309,9 @@ def minibatch(data: Any, num_rows: int, *, key: PRNGKeyArray) -> Any:
     return jax.tree.map(lambda leaf: leaf[index], data)
 
 
-def _problem(loss, initial, optimizer, positive, validation, every) -> tuple[_Problem, list[Array]]:
+def as_problem(
+    loss, initial, optimizer, positive, validation, every
+) -> tuple[_Problem, list[Array]]:
     """The parts of a problem, and the initial parameters in free coordinates."""
     initial = jax.tree.map(
         lambda leaf: jnp.asarray(leaf) if isinstance(leaf, (float, np.ndarray)) else leaf, initial
@@ -351,7 +353,7 @@ def _positive(choose: Callable[[Any], Any] | None, treedef: Any) -> tuple[bool, 
 
 
 @eqx.filter_jit
-def _run(
+def run_chunk(
     problem: _Problem, state: _State, first: Int[Array, ""], limit: Int[Array, ""], key
 ) -> tuple[_State, History]:
     """A chunk of steps. Beyond the limit nothing is computed."""
@@ -366,7 +368,7 @@ def _run(
 
         return lax.cond(number < limit, go_on, stay)
 
-    return lax.scan(step, state, first + jnp.arange(_CHUNK))
+    return lax.scan(step, state, first + jnp.arange(CHUNK))
 
 
 def _all_finite(tree: Any) -> Bool[Array, ""]:
