@@ -20,6 +20,7 @@ MODULES = [
     "scale.precision",
     "scale.gradient_cost",
     "scale.herding",
+    "scale.multihost",
     "rotation.dynamics",
     "rotation.smoothing",
     "rotation.controls",
