@@ -16,7 +16,7 @@ __all__ = ["over_devices"]
 def over_devices(function: Callable, mesh: Any, shared: Any, cases: Any) -> Any:
     """Apply a function to a batch of cases that is divided over devices.
 
-    Each device gets all of `shared` and its own cases. Nothing is communicated.
+    Each device gets all of `shared` and its own cases. The function communicates nothing.
 
     **Arguments:**
 
@@ -25,15 +25,18 @@ def over_devices(function: Callable, mesh: Any, shared: Any, cases: Any) -> Any:
       compiles anew.
     - `mesh`: the devices, all axes of the mesh together; for example
       `jax.make_mesh((jax.device_count(),), ("cases",))`. With None the function is called as it is.
+      Arrays may be on the mesh before the call, if its axes are of type `Auto`.
     - `shared`: any pytree, for example a fitted model.
     - `cases`: a pytree of arrays with one leading axis of any length. It is filled up with copies
       of the last case where the number of devices does not divide it.
 
     **Returns:** what the function returns for all cases, divided over the devices as they are.
-    Differentiable. In a run of several processes each process gives all cases.
+    Differentiable. In a run of several processes each process gives all cases; jax compares them,
+    and `shared`, with those of the other processes, unless they are on the mesh already. Cost: the
+    function's, for n / D cases on each of D devices (`jax.shard_map`).
 
-    **Raises:** `ValueError` for `cases` without arrays, or of different lengths, and a `mesh` that
-    is none.
+    **Raises:** `ValueError` for `cases` without arrays, or of different lengths, and for a `mesh`
+    that is not a `jax.sharding.Mesh`.
 
     **Example:**
 
@@ -43,7 +46,7 @@ def over_devices(function: Callable, mesh: Any, shared: Any, cases: Any) -> Any:
     >>> print(kbr.devices.over_devices(scaled, mesh, 2.0, jnp.arange(3.0)))
     [0. 2. 4.]
     """
-    lengths = {leaf.shape[:1] for leaf in jax.tree.leaves(cases)}
+    lengths = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(cases)}
     if len(lengths) != 1 or () in lengths or (0,) in lengths:
         raise ValueError(
             "`cases` must hold arrays with one leading axis of one length, at least 1; got "

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import kbr_jax as kbr
@@ -159,11 +159,25 @@ def equal(found, expected):
         np.testing.assert_allclose(part.data, expected[part.index], rtol=1e-10, atol=1e-10)
 
 
+alone = {case: case(None) for case in CASES}
 for case in CASES:
-    expected, found = case(None), case(MESH)
+    expected, found = alone[case], case(MESH)
     assert jax.tree.structure(expected) == jax.tree.structure(found)
     jax.tree.map(equal, found, expected)
     print(case.__name__, flush=True)
+# Samples may be on the mesh before the call, if its axes are automatic.
+AUTO = jax.make_mesh((jax.device_count(),), ("cases",), axis_types=(AxisType.Auto,))
+X, Y, Z, V = jax.device_put((X, Y, Z, V), NamedSharding(AUTO, P()))
+for case in (
+    products,
+    conjugate_gradients,
+    two_samples,
+    independence,
+    conditional_independence,
+    landmarks,
+):
+    jax.tree.map(equal, case(AUTO), alone[case])
+    print(case.__name__, "placed", flush=True)
 # Each process may also give its own part of a sample that is divided already.
 rows = NamedSharding(MESH, P("cases"))
 own = np.arange(16.0).reshape(processes, -1)[process][:, None]

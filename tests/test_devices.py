@@ -36,7 +36,13 @@ def test_eight_devices_of_two_processes_give_the_results_of_one():
 
 
 def test_cases_need_a_common_leading_axis():
-    for cases in ({}, {"a": jnp.zeros(3), "b": jnp.zeros(2)}, jnp.zeros(()), jnp.zeros((0, 2))):
+    for cases in (
+        {},
+        3.0,
+        {"a": jnp.zeros(3), "b": jnp.zeros(2)},
+        jnp.zeros(()),
+        jnp.zeros((0, 2)),
+    ):
         with pytest.raises(ValueError, match="`cases` must hold"):
             kbr.devices.over_devices(lambda shared, cases: cases, MESH, None, cases)
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from tqdm import tqdm
 
 import kbr_jax as kbr
@@ -47,7 +48,7 @@ def sequences(mesh, scale: int) -> Callable:
         landmarks_states=100,
         landmarks_observations=100,
     )
-    batch = points(64 * scale * 20, 2).reshape(-1, 20, 2)
+    filt, batch = on_all(mesh, (filt, points(64 * scale * 20, 2).reshape(-1, 20, 2)))
     return lambda: kbr.devices.over_devices(run_all, mesh, filt, batch)
 
 
@@ -55,27 +56,32 @@ def run_all(filt, batch):
     return jax.vmap(lambda sequence: kbr.run_filter(filt, sequence).weights)(batch)
 
 
+def on_all(mesh, tree):
+    """Arrays on all devices, before the clock starts: a call with others compares them first."""
+    return jax.device_put(tree, NamedSharding(mesh, PartitionSpec()))
+
+
 def rows(mesh, scale: int) -> Callable:
-    x, y, v = points(6_000 * scale, 10), points(6_000, 10), points(6_000, 4)
+    x, y, v = on_all(mesh, (points(6_000 * scale, 10), points(6_000, 10), points(6_000, 4)))
     return lambda: kbr.kernels.gram_matvec(kernel(), x, y, v, mesh=mesh)
 
 
 def permutations(mesh, scale: int) -> Callable:
-    x, y, key = points(500, 2), points(500, 2), jax.random.key(0)
+    x, y, key = *on_all(mesh, (points(500, 2), points(500, 2))), jax.random.key(0)
     test = kbr.hypotheses.two_sample_test
     draws = 2_000 * scale
     return lambda: test(kernel(), x, y, key=key, num_permutations=draws, mesh=mesh).p_value
 
 
 def landmarks(mesh, scale: int) -> Callable:
-    x = points(20_000 * scale, 10)
+    x = on_all(mesh, points(20_000 * scale, 10))
     return lambda: kbr.greedy_landmarks(kernel(), x, rank=100, mesh=mesh).points
 
 
 def moments(mesh, scale: int) -> Callable:
     x = points(50_000 * scale, 10)
     chosen = kbr.uniform_landmarks(x, rank=100, key=jax.random.key(0))
-    maps = kbr.moments.moment_maps(kernel(), kernel(), chosen, chosen)
+    maps, x = on_all(mesh, (kbr.moments.moment_maps(kernel(), kernel(), chosen, chosen), x))
     return lambda: kbr.moments.collect_moments(maps, x, x, mesh=mesh)
 
 
@@ -95,7 +101,7 @@ def points(count: int, dimension: int) -> jax.Array:
 
 def measure(scales: tuple[int, ...]) -> Iterator[tuple[str, int, float]]:
     """Milliseconds of each piece of work, as it is and `scale` times as large."""
-    mesh = jax.make_mesh((jax.device_count(),), ("cases",))
+    mesh = jax.make_mesh((jax.device_count(),), ("cases",), axis_types=(AxisType.Auto,))
     for name, make in WORK.items():
         for scale in scales:
             yield name, scale, experiment.milliseconds(make(mesh, scale), REPEATS)

@@ -67,12 +67,15 @@ def _run(model: ConditionalEmbedding, operator: CrossCovariance, key: PRNGKeyArr
     parts = [residual(gram) for gram in grams]
     product = parts[0] * parts[1]
 
-    def statistics(signs: Float[Array, "s n"]) -> Float[Array, "s b"]:
+    def draw(_, one: PRNGKeyArray) -> Float[Array, " n"]:
+        return jax.random.rademacher(one, beta.shape[1:], beta.dtype)
+
+    def statistics(data, signs: Float[Array, "s n"]) -> Float[Array, "s b"]:
+        product, beta = data
         terms = signs[:, None] * beta
         return jnp.sum(matmul(terms, product) * terms, axis=-1)
 
-    null = simulate(
-        key, draws, lambda one: jax.random.rademacher(one, beta.shape[1:], beta.dtype), statistics
-    )
+    data = product, beta
+    null = simulate(key, draws, draw, statistics, data)
     magnitude = of_residuals(parts, grams) * jnp.sum(jnp.abs(beta), axis=1) ** 2
-    return statistics(jnp.ones((1, beta.shape[1]), beta.dtype))[0], null, magnitude
+    return statistics(data, jnp.ones((1, beta.shape[1]), beta.dtype))[0], null, magnitude

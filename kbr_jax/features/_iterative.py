@@ -45,8 +45,8 @@ class ConjugateGradient(eqx.Module):
     - `tolerance`: on the residual $|b - (K + n \lambda I) w| / |b|$ of each column; by default 1e-8
       in float64, 1e-5 in float32. A float32 residual has a floor of about 1e-7 |K| / (n lambda).
     - `max_iterations`: limit on the iterations of one solve.
-    - `block_size`: rows of K formed at a time; `mesh`: devices to divide the rows over; as in
-      `gram_matvec`.
+    - `block_size`: rows of K formed at a time, as in `gram_matvec`.
+    - `mesh`: devices to divide the rows of K over, as in `gram_matvec`.
     - `throw`: where a column ends above the tolerance, raise a `RuntimeError`. A compiled program
       cannot raise: there, and in the solve of a gradient, the column becomes NaN. If False the last
       iterate is returned: look at `ConjugateGradientFactor.diagnose`.

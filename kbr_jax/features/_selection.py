@@ -327,7 +327,7 @@ def greedy_landmarks(
     """Landmarks by pivoted incomplete Cholesky: each is the point worst explained by those before
     it.
 
-    The choice of F11 and S13 for low-rank filters. Arguments, cost and errors:
+    The choice of F11 and S13 for low-rank filters. Arguments, `mesh` among them, cost and errors:
     `incomplete_cholesky`; for `block_size` None, one pivot at a time below 10^4 points and 64 from
     there on.
     """
@@ -349,14 +349,14 @@ def rpcholesky_landmarks(
     """Landmarks by randomly pivoted Cholesky: drawn in proportion to the residual, so outliers do
     not take over.
 
-    Arguments and errors: `incomplete_cholesky`. With `block_size` 1, one pivot at a time, at its
-    cost. Otherwise of the same law (but other draws), without the factor: `block_size` points at a
-    time are proposed in proportion to residuals computed earlier, and accepted with the share that
-    is left of theirs (Epperly and Moreno 2023; in blocks: Epperly, Tropp and Webber 2024). A
-    proposal costs O((r + block)^2 + r d), whatever n is; all residuals are computed anew, O(n r^2 +
-    n r d), when about n / 16 proposals have been refused, and at the end if the tolerance may have
-    been reached. Memory O(n + (r + block)^2). For `block_size` None, 1 below 4000 points and 64
-    from there on.
+    Arguments, `mesh` among them, and errors: `incomplete_cholesky`. With `block_size` 1, one pivot
+    at a time, at its cost. Otherwise of the same law (but other draws), without the factor:
+    `block_size` points at a time are proposed in proportion to residuals computed earlier, and
+    accepted with the share that is left of theirs (Epperly and Moreno 2023; in blocks: Epperly,
+    Tropp and Webber 2024). A proposal costs O((r + block)^2 + r d), whatever n is; all residuals
+    are computed anew, O(n r^2 + n r d), when about n / 16 proposals have been refused, and at the
+    end if the tolerance may have been reached. Memory O(n + (r + block)^2). For `block_size` None,
+    1 below 4000 points and 64 from there on.
 
     **Returns:** min(r, n) `Landmarks` in the order of choice; not `active` after the stop. No
     gradient flows through them.

@@ -1,6 +1,7 @@
 r"""Tests of independence, and of independence given a third variable."""
 
 from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -96,28 +97,36 @@ def _exact(
     k = 2 * jnp.tril(k) - jnp.diag(jnp.diagonal(k))
     blocks = [(i, k[i:, i : i + step]) for i in range(0, n, step)]
 
-    def statistic(order):
+    def statistic(data, order):
         """Both matrices are symmetric.
 
         In blocks of columns, from their first diagonal entry down. Rows are gathered, never
         columns.
         """
+        blocks, l = data  # noqa: E741
         order = order.astype(jnp.int32)
         columns = jnp.take(l, order, axis=0, mode="clip").T
         parts = [
             jnp.sum(block * jnp.take(columns[:, i : i + step], order[i:], axis=0, mode="clip"))
             for i, block in blocks
         ]
-        return sum(parts, jnp.zeros((), k.dtype)) / n / n
+        return sum(parts, jnp.zeros((), l.dtype)) / n / n
 
-    null = simulate(
-        key, draws, lambda one: jax.random.permutation(one, n), _one_by_one(statistic), mesh
-    )
-    return statistic(jnp.arange(n)), null, magnitude
+    data = blocks, l
+    null = _permuted(key, draws, n, statistic, data, mesh)
+    return statistic(data, jnp.arange(n)), null, magnitude
 
 
-def _one_by_one(statistic: Callable[[Array], Array]) -> Callable[[Array], Array]:
-    return lambda orders: lax.map(statistic, orders)
+def _permuted(key, draws: int, n: int, statistic: Callable, data: Any, mesh: Mesh | None) -> Array:
+    """The statistic of `draws` orders of n points, one after the other."""
+
+    def draw(_, one: PRNGKeyArray):
+        return jax.random.permutation(one, n)
+
+    def statistics(data, orders):
+        return lax.map(lambda order: statistic(data, order), orders)
+
+    return simulate(key, draws, draw, statistics, data, mesh)
 
 
 @eqx.filter_jit
@@ -132,13 +141,13 @@ def _low_rank(
     ]
     phi, psi = centers[0].T, centers[1]
 
-    def statistic(order):
+    def statistic(data, order):
+        phi, psi = data
         return jnp.sum(matmul(phi, take(psi, order)) ** 2) / n / n
 
-    null = simulate(
-        key, draws, lambda one: jax.random.permutation(one, n), _one_by_one(statistic), mesh
-    )
-    return statistic(jnp.arange(n)), null, sizes[0] * sizes[1]
+    data = phi, psi
+    null = _permuted(key, draws, n, statistic, data, mesh)
+    return statistic(data, jnp.arange(n)), null, sizes[0] * sizes[1]
 
 
 def conditional_independence_test(
@@ -224,11 +233,11 @@ def _run(
     parts = [residual(gram) for gram in wholes]
     product = parts[0] * parts[1]
 
-    def statistics(normals: Float[Array, "b n"]) -> Float[Array, " b"]:
+    def statistics(product, normals: Float[Array, "b n"]) -> Float[Array, " b"]:
         return jnp.sum(matmul(normals, product) * normals, axis=-1) / n
 
-    def draw(one: PRNGKeyArray) -> Float[Array, " n"]:
+    def draw(product, one: PRNGKeyArray) -> Float[Array, " n"]:
         return jax.random.normal(one, (n,), product.dtype)
 
-    null = simulate(key, draws, draw, statistics, mesh)
+    null = simulate(key, draws, draw, statistics, product, mesh)
     return jnp.sum(product) / n, null, of_residuals(parts, wholes)

@@ -1,6 +1,7 @@
 """What a test returns, and how simulated null distributions become p-values."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -43,25 +44,29 @@ class TestResult(eqx.Module):
 def simulate(
     key: PRNGKeyArray,
     count: int,
-    draw: Callable[[PRNGKeyArray], Array],
-    statistics: Callable[[Array], Array],
+    draw: Callable[[Any, PRNGKeyArray], Array],
+    statistics: Callable[[Any, Array], Array],
+    data: Any,
     mesh: Mesh | None = None,
 ) -> Array:
-    """`statistics` of `count` draws, divided over the devices of a mesh.
+    """`statistics(data, draws)` of `count` draws `draw(data, key)`, divided over devices.
 
-    Of a batch `[b, ...]` of them at a time, so that products with matrices stay products.
+    Of a batch `[b, ...]` of them at a time, so that products with matrices stay products. All
+    arrays are in `data`: a function on a device cannot refer to arrays of a mesh.
     """
     whole = -(-count // min(_BATCH, count)) * min(_BATCH, count)
     keys = jax.random.split(key, whole)[:count]
 
-    def of_keys(_, keys):
+    def of_keys(data, keys):
         count, size = keys.shape[0], min(_BATCH, keys.shape[0])
         keys = padded(keys, -count % size)
         batches = keys.reshape(-1, size, *keys.shape[1:])  # keys of new style or old
-        found = lax.map(lambda batch: statistics(jax.vmap(draw)(batch)), batches)
+        found = lax.map(
+            lambda batch: statistics(data, jax.vmap(draw, in_axes=(None, 0))(data, batch)), batches
+        )
         return found.reshape(-1, *found.shape[2:])[:count]
 
-    return over_devices(of_keys, mesh, None, keys)
+    return over_devices(of_keys, mesh, data, keys)
 
 
 def centered(gram: Float[Array, "n n"]) -> Float[Array, "n n"]:

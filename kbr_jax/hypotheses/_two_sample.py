@@ -137,18 +137,23 @@ def _permutations(
     rows = jnp.sum(grams, axis=-1)
     first = (jnp.arange(n + m) < n).astype(dtype)
 
-    def statistics(chosen: Float[Array, "b N"]) -> Float[Array, "b kernels"]:
+    def statistics(data, chosen: Float[Array, "b N"]) -> Float[Array, "b kernels"]:
         """Of the samples that 0/1 vectors choose from the pool.
 
         One matrix product gives all three sums.
         """
+        grams, rows, _ = data
         within = jnp.sum(matmul(chosen, grams) * chosen, axis=-1)
         across = matmul(rows, chosen.T) - within
         other = jnp.sum(rows, axis=-1)[:, None] - 2 * across - within
         return (within / n / (n - 1) + other / m / (m - 1) - 2 * across / n / m).T
 
-    null = simulate(key, draws, lambda one: jax.random.permutation(one, first), statistics, mesh)
-    return statistics(first[None])[0], null, magnitude
+    def draw(data, one: PRNGKeyArray) -> Float[Array, " N"]:
+        return jax.random.permutation(one, data[2])
+
+    data = grams, rows, first
+    null = simulate(key, draws, draw, statistics, data, mesh)
+    return statistics(data, first[None])[0], null, magnitude
 
 
 @eqx.filter_jit
@@ -164,13 +169,13 @@ def _signs(
     h = jnp.stack([_pairs(kernel, x, y) for kernel in kernels])
     scale = float(n * (n - 1))
 
-    def statistics(signs: Float[Array, "b n"]) -> Float[Array, "b kernels"]:
+    def statistics(h, signs: Float[Array, "b n"]) -> Float[Array, "b kernels"]:
         return jnp.sum(matmul(signs, h) * signs, axis=-1).T / scale
 
-    def draw(one: PRNGKeyArray) -> Float[Array, " n"]:
+    def draw(h, one: PRNGKeyArray) -> Float[Array, " n"]:
         return jax.random.rademacher(one, (n,), h.dtype)
 
-    null = simulate(key, draws, draw, statistics, mesh)
+    null = simulate(key, draws, draw, statistics, h, mesh)
     return jnp.sum(h, axis=(1, 2)) / scale, null, jnp.sum(jnp.abs(h), axis=(1, 2)) / scale
 
 

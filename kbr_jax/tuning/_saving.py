@@ -54,8 +54,8 @@ def save(
     the distinct arrays).
 
     **Raises:** `ValueError` for traced values (save outside `jit`), for functions and classes that
-    are not of kbr_jax and not in `functions`, and for anything else that cannot be stored, saying
-    where in the tree it is.
+    are not of kbr_jax and not in `functions`, and for anything else that cannot be stored (the mesh
+    of a `ConjugateGradient`), saying where in the tree it is.
     """
     target, encoder = pathlib.Path(os.path.realpath(path)), _Encoder(functions or {})
     node = encoder.encode(tree, "tree")
