@@ -21,6 +21,7 @@ MODULES = [
     "scale.gradient_cost",
     "scale.herding",
     "scale.multihost",
+    "scale.first_call",
     "rotation.dynamics",
     "rotation.smoothing",
     "rotation.controls",
