@@ -147,7 +147,7 @@ def cost(filt, count: int, device, dtype) -> dict:
         "kernels": kernels,
         "library calls": {kind: n for kind, n in kinds.items() if "cu" in kind},
         "bytes": moved,
-        "temporary memory, bytes": memory.temp_size_in_bytes,
+        "temporary memory, GB": memory.temp_size_in_bytes / 1e9,
         "limits, microseconds": limits,
         "microseconds a sequence": max(limits.values()) / count,
     }

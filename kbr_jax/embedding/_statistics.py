@@ -1,5 +1,6 @@
 r"""What is read off embeddings: moments, quantiles, draws, marginals, distances."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -75,6 +76,7 @@ def _squared_norm(embedding: Embedding, unbiased: bool) -> Float[Array, "*batch"
     return off_diagonal * mass2 / (mass2 - jnp.sum(weights**2, axis=-1))
 
 
+@eqx.filter_jit
 def _real(embedding: Embedding, name: str) -> Embedding:
     """The embedding with weights of sum 1, NaN where the sum is about 0; points must be real."""
     points = as_points(embedding.points, "embedding.points")

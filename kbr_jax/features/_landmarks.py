@@ -112,13 +112,19 @@ def landmark_features(
     kernel = as_kernel(kernel)
     check_alike(landmarks.points, "landmarks", points, "points")
     kernel.check(points, "points")
-    active = landmarks.active
+    coordinates, lower = _fitted(kernel, points, landmarks, mask)
+    return LandmarkFeatures(kernel, points, coordinates, mask, landmarks, lower)
+
+
+@eqx.filter_jit
+def _fitted(
+    kernel: AbstractKernel, points: Points, landmarks: Landmarks, mask: Bool[Array, " n"] | None
+) -> tuple[Float[Array, "n r"], Float[Array, "r r"]]:
     matrix = kernel.gram(landmarks.points, landmarks.points)
-    matrix = only_active(matrix, active)
+    matrix = only_active(matrix, landmarks.active)
     identity = jnp.eye(matrix.shape[0], dtype=matrix.dtype)
     lower = cholesky(matrix + 10 * lax.stop_gradient(jitter(matrix)) * identity)
-    coordinates = masked_rows(_features(kernel, landmarks, lower, points), mask)
-    return LandmarkFeatures(kernel, points, coordinates, mask, landmarks, lower)
+    return masked_rows(_features(kernel, landmarks, lower, points), mask), lower
 
 
 class PartitionOfUnity(eqx.Module):

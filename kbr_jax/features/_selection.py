@@ -333,7 +333,7 @@ def greedy_landmarks(
     """
     kernel, x, rank, share = _checked(kernel, x, rank, tolerance)
     result = _decompose(kernel, x, rank, share, None, _as_block(block_size, x, _MANY), mesh)
-    return Landmarks(take(x, result.pivots[:rank]), jnp.arange(rank) < result.count)
+    return _chosen(x, result.pivots, result.count, rank)
 
 
 def rpcholesky_landmarks(
@@ -369,6 +369,11 @@ def rpcholesky_landmarks(
     else:
         result = rejection_pivots(kernel, x, rank, share, key, min(block, size(x)), mesh)
         pivots, count = result.index, result.count
+    return _chosen(x, pivots, count, rank)
+
+
+@eqx.filter_jit
+def _chosen(x: Points, pivots: Array, count: Array, rank: int) -> Landmarks:
     return Landmarks(take(x, pivots[:rank]), jnp.arange(rank) < count)
 
 

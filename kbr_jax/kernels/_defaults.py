@@ -2,6 +2,7 @@
 
 import warnings
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -80,9 +81,8 @@ def warn_of_scale(kernel: AbstractKernel, x: Points, name: str) -> None:
         return
     if not all(map(is_concrete, jax.tree.leaves((kernel, x)))):
         return
-    points = take(x, np.linspace(0, size(x) - 1, min(size(x), 2 * _POINTS)).astype(int))
-    rows = np.linspace(0, size(points) - 1, min(size(points), _ROWS)).astype(int)
-    matrix = np.asarray(kernel.gram(take(points, rows), points))
+    points, matrix = _of_some(kernel, x)
+    rows, matrix = _even(size(points), _ROWS), np.asarray(matrix)
     others = matrix[rows[:, None] != np.arange(matrix.shape[1])]
     spread = np.std(np.asarray(flat(points)), axis=0)
     least, most = spread[spread > 0].min(initial=np.inf), spread.max()
@@ -103,6 +103,18 @@ def warn_of_scale(kernel: AbstractKernel, x: Points, name: str) -> None:
             f"of each coordinate.",
             stacklevel=3,
         )
+
+
+def _even(count: int, most: int) -> np.ndarray:
+    """At most `most` of `count` indices, at even steps."""
+    return np.linspace(0, count - 1, min(count, most)).astype(int)
+
+
+@eqx.filter_jit
+def _of_some(kernel: AbstractKernel, x: Points) -> tuple[Points, Float[Array, "r m"]]:
+    """Some of the points, and the Gram matrix of some of these with all of these."""
+    points = take(x, _even(size(x), 2 * _POINTS))
+    return points, kernel.gram(take(points, _even(size(points), _ROWS)), points)
 
 
 def gram(kernel: KernelLike, x: Points, y: Points | None = None) -> Float[Array, "n m"]:
