@@ -171,7 +171,7 @@ def main() -> None:
             found = {count: cost(filt, count, topology.devices[0], dtype) for count in BATCHES}
         name = f"{form}, {estimator}, float{digits}"
         results[name] = {"kernels": found[1]["kernels"]} | {
-            str(count): values for count, values in found.items()
+            f"{count} at once": values for count, values in found.items()
         }
         rows.append(
             [
