@@ -311,6 +311,19 @@ def test_moments_of_other_maps_are_not_merged():
         kbr.moments.merge_moments(moments, other)
 
 
+def test_pairs_that_the_sums_cannot_hold_are_not_lost_without_a_word():
+    kernel, x = kbr.Gaussian(1.0), np.linspace(0, 1, 8, dtype=np.float32)
+    landmarks = kbr.uniform_landmarks(x, rank=3, key=jax.random.key(0))
+    maps = kbr.moments.moment_maps(kernel, kernel, landmarks, landmarks)
+    moments = kbr.moments.collect_moments(maps, x, x)
+    assert moments.count.dtype == jnp.float32
+    many = eqx.tree_at(lambda m: m.count, moments, jnp.float32(2**24))
+    one = kbr.moments.collect_moments(maps, x[:1], x[:1])
+    with pytest.warns(UserWarning, match="16777216 and 1 pairs"):
+        kbr.moments.merge_moments(many, one)
+    assert kbr.moments.merge_moments(many, moments).count == 2**24 + 8
+
+
 def test_models_of_other_landmarks_exchange_no_coordinates():
     other = kbr.greedy_landmarks(KX, X[::-1], rank=P)
     maps = kbr.moments.moment_maps(KX, KX, other, LX)

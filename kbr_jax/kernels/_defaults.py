@@ -112,7 +112,7 @@ def _even(count: int, most: int) -> np.ndarray:
 
 @eqx.filter_jit
 def _of_some(kernel: AbstractKernel, x: Points) -> tuple[Points, Float[Array, "r m"]]:
-    """Some of the points, and the Gram matrix of some of these with all of these."""
+    """Some of the points, and the Gram matrix of a few of them with these."""
     points = take(x, _even(size(x), 2 * _POINTS))
     return points, kernel.gram(take(points, _even(size(points), _ROWS)), points)
 

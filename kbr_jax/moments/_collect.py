@@ -1,5 +1,6 @@
 """Moments of a sample: from arrays, from chunks that never are in memory at once, over devices."""
 
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -32,6 +33,8 @@ from ._moments import MomentMaps, Moments, pack
 #: Rows of the sample at a time. Products run near the device's peak, and the features of a block
 #: stay in its cache.
 _BLOCK = 2048
+#: Share of the smaller sample that may be lost by rounding without a warning.
+_LOST = 0.01
 
 
 def collect_moments(
@@ -137,7 +140,8 @@ def merge_moments(first: Moments, second: Moments) -> Moments:
     To learn from new pairs online, merge their moments into the old ones and fit again, O(p^3).
 
     **Raises:** `ValueError` if they were collected with different maps. Traced maps are compared by
-    their shapes only.
+    their shapes only. Warns where one sample is too small to change the sums of the other: in
+    float32 a single pair, beside 2^24 pairs.
     """
     leaves = [jax.tree.leaves(m.maps) for m in (first, second)]
     same = jax.tree.structure(first) == jax.tree.structure(second)
@@ -146,7 +150,18 @@ def merge_moments(first: Moments, second: Moments) -> Moments:
         same = all(bool(jnp.array_equal(a, b)) for a, b in zip(*leaves, strict=True))
     if not same:
         raise ValueError("Merge only moments that were collected with the same `MomentMaps`.")
-    return _over_sums(jnp.add, first, second)
+    merged = _over_sums(jnp.add, first, second)
+    if is_concrete(merged.count):
+        counts = [np.asarray(m.count, float) for m in (first, second)]
+        lost = np.abs(np.asarray(merged.count, float) - sum(counts))
+        if np.any(lost > _LOST * np.minimum(*counts)):
+            warnings.warn(
+                f"In {merged.count.dtype} these moments lose a part of the smaller sample: "
+                f"{np.max(counts):.0f} and {np.min(counts):.0f} pairs. Merge more pairs at a "
+                "time, or keep the moments in float64.",
+                stacklevel=2,
+            )
+    return merged
 
 
 def _over_sums(function: Callable[..., Array], *moments: Moments) -> Moments:
