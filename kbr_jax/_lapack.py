@@ -16,7 +16,7 @@ def one_at_a_time(function: Callable, *, columns: bool = False) -> Callable:
 
     jaxlib 0.10 splits a batch of LAPACK calls into tasks of its thread pool, and waits for them in
     a thread of that pool. As many batches at once as the pool has threads wait for ever. A single
-    call waits for nothing, and a batch is no slower this way. Other devices get the whole batch.
+    call waits for nothing, and a batch takes as long this way. Other devices get the whole batch.
 
     With `columns`, the last argument is a matrix `[n, k]` whose columns do not depend on each
     other: a batch of it alone becomes more columns.

@@ -246,8 +246,8 @@ def resolvent(
 
     so one complex LU gives both squared-regularized solves without ever squaring the matrix: the
     condition number is $|M| / \sqrt{\delta}$, not $|M|^2 / \delta$, which is what keeps float32
-    usable, at the price of the real route. A TPU has no complex LU: there the real matrix of twice
-    the size is factored.
+    usable, at the price of the real route. A TPU cannot factor complex matrices: there the real
+    matrix of twice the size is factored.
 
     **Returns:** `M (M^2 + delta)^{-1} b` and `(M^2 + delta)^{-1} b`; cost O(n^3 + n^2 k).
     """

@@ -128,7 +128,8 @@ def _collect_chunks(maps: MomentMaps, chunks: Any, block_size: int | None) -> Mo
         mask = np.arange(size(chunk[0]) + missing) < size(chunk[0])
         data = (padded(jax.tree.map(jnp.asarray, part), missing) for part in chunk)
         part = collect_moments(maps, *data, mask=mask, block_size=block_size)
-        moments = part if moments is None else merge_moments(moments, part)
+        # Not by `merge_moments`, whose checks wait for the sums of each chunk.
+        moments = part if moments is None else _over_sums(jnp.add, moments, part)
     if moments is None:
         raise ValueError("`x` yields no chunk; at least one chunk of data is needed.")
     return moments
