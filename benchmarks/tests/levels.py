@@ -50,12 +50,15 @@ def tests() -> dict[str, tuple[Callable[..., jax.Array], float]]:
         "two samples, permutations": lambda x, y, key: kbr.hypotheses.two_sample_test(
             G, x, y, key=key, num_permutations=DRAWS
         ),
-        "two samples, best of 5 kernels": lambda x, y, key: kbr.hypotheses.two_sample_test(
+        "two samples, 5 kernels": lambda x, y, key: kbr.hypotheses.two_sample_test(
             [kbr.Gaussian(h) for h in (0.1, 0.3, 1.0, 3.0, 10.0)],
             x,
             y,
             key=key,
             num_permutations=DRAWS,
+        ),
+        "two samples, default kernels": lambda x, y, key: kbr.hypotheses.two_sample_test(
+            None, x, y, key=key, num_permutations=DRAWS
         ),
         "two samples, random signs": lambda x, y, key: kbr.hypotheses.two_sample_test(
             G, x, y, key=key, num_permutations=DRAWS, null="signs"

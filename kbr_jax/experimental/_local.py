@@ -46,7 +46,8 @@ def local_dependence_test(
     operator = conditional_cross_covariance(model, x)
     found = _run(model, operator, key, as_count(num_draws, "num_draws"))
     if operator.weights.ndim == 1:
-        return from_null(*(part[..., 0] for part in found))
+        statistic, null, magnitude = (part[..., 0] for part in found)
+        return from_null(statistic, null, magnitude)
     return jax.vmap(from_null, in_axes=(0, 1, 0))(*found)
 
 

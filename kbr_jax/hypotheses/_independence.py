@@ -89,9 +89,8 @@ def _exact(
     grams = kernels[0].gram(x, x), kernels[1].gram(y, y)
     # Centering one of the two is enough, but for rounding.
     k, l = (centered(gram.astype(grams[0].dtype)) for gram in grams)  # noqa: E741 (the papers' letter)
-    magnitude = relevant(k, grams[0]) * relevant(
-        l, grams[1].astype(k.dtype)
-    )  # at least that of any permutation
+    # At least that of any permutation.
+    magnitude = _size(k, grams[0]) * _size(l, grams[1].astype(k.dtype))
     n = size(x)
     step = -(-n // _BLOCKS)
     k = 2 * jnp.tril(k) - jnp.diag(jnp.diagonal(k))
@@ -117,6 +116,10 @@ def _exact(
     return statistic(data, jnp.arange(n)), null, magnitude
 
 
+def _size(center: Float[Array, "n m"], whole: Float[Array, "n m"]) -> Float[Array, ""]:
+    return relevant(jnp.mean(center**2), jnp.mean(whole**2))
+
+
 def _permuted(key, draws: int, n: int, statistic: Callable, data: Any, mesh: Mesh | None) -> Array:
     """The statistic of `draws` orders of n points, one after the other."""
 
@@ -136,7 +139,7 @@ def _low_rank(
     n = phi.shape[0]
     centers = [coordinates - jnp.mean(coordinates, axis=0) for coordinates in (phi, psi)]
     sizes = [
-        relevant(center, coordinates) ** 2 * coordinates.shape[1]
+        _size(center, coordinates) ** 2 * coordinates.shape[1]
         for center, coordinates in zip(centers, (phi, psi), strict=True)
     ]
     phi, psi = centers[0].T, centers[1]

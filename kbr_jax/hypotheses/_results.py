@@ -10,8 +10,9 @@ from jax import lax
 from jax.sharding import Mesh
 
 from .._checks import padded
-from .._typing import Array, Float, PRNGKeyArray, with_numbers
+from .._typing import Array, Float, Int, PRNGKeyArray, with_numbers
 from ..devices import over_devices
+from ..kernels import AbstractKernel
 
 #: Draws of the null distribution that are computed side by side.
 _BATCH = 64
@@ -22,9 +23,11 @@ class TestResult(eqx.Module):
 
     - `p_value`: small where the hypothesis (same distribution, independence) is doubtful; reject at
       level alpha if it is <= alpha.
-    - `statistic`: as the test defines it, one for each kernel if several were given.
-    - `null`: `[draws]` (or `[draws, kernels]`), the statistic under permutations or random signs;
-      empty for tests of blocks.
+    - `statistic`: as the test defines it.
+    - `null`: `[draws]`, the statistic under permutations or random signs; empty for tests of
+      blocks.
+    - `kernels`: those that a two-sample test has tried, and `best`, the index of the one whose
+      normalized statistic is largest.
 
     What agrees with the statistic up to rounding counts as equal to it: on discrete data many
     permutations do.
@@ -37,6 +40,8 @@ class TestResult(eqx.Module):
     p_value: Float[Array, "*points"]
     statistic: Float[Array, "..."]
     null: Float[Array, "..."]
+    kernels: tuple[AbstractKernel, ...] = eqx.field(default=(), repr=False)
+    best: Int[Array, "..."] = eqx.field(default=0, converter=jnp.asarray)
 
     __repr__ = with_numbers
 
@@ -75,11 +80,12 @@ def centered(gram: Float[Array, "n n"]) -> Float[Array, "n n"]:
     return gram - rows - rows[:, None] + jnp.mean(rows)
 
 
-def relevant(center: Array, whole: Array) -> Float[Array, ""]:
-    """Root mean square of what centering leaves, and of its own rounding."""
-    return jnp.sqrt(jnp.mean(center**2)) + jnp.finfo(center.dtype).eps * jnp.sqrt(
-        jnp.mean(whole**2)
-    )
+def relevant(center: Float[Array, "*s"], whole: Float[Array, "*s"]) -> Float[Array, "*s"]:
+    """Root mean square of what centering leaves, and of its own rounding.
+
+    From the mean squares of both.
+    """
+    return jnp.sqrt(center) + jnp.finfo(center.dtype).eps * jnp.sqrt(whole)
 
 
 def of_residuals(
@@ -101,27 +107,16 @@ def rounding(magnitude: Float[Array, "*s"]) -> Float[Array, "*s"]:
 
 
 def from_null(
-    statistic: Float[Array, "*kernels"],
-    null: Float[Array, "draws *kernels"],
-    magnitude: Float[Array, "*kernels"],
+    statistic: Float[Array, ""],
+    null: Float[Array, " draws"],
+    magnitude: Float[Array, ""],
+    kernels: tuple[AbstractKernel, ...] = (),
+    best: Int[Array, ""] | int = 0,
 ) -> TestResult:
     r"""The p-value $(1 + \#\{b : T_b \ge T\}) / (1 + B)$, exact for permutations; `magnitude` of
     the terms of T: see `rounding`.
-
-    With several kernels T is first replaced by its own rank among all $1 + B$ values, kernel by
-    kernel; the least p-value over kernels is then compared with those of the permutations, which
-    have chosen among kernels just as often (Westfall and Young 1993).
     """
-    tie = rounding(magnitude)
-    if statistic.ndim == 0:
-        return TestResult(
-            (1 + jnp.sum(null >= statistic - tie)) / (1 + null.shape[0]), statistic, null
-        )
-    everything = jnp.concatenate([statistic[None], null])
-    ordered = jnp.sort(everything, axis=0)
-    # How many values are at least as large, ties included.
-    below = jax.vmap(lambda column, values: jnp.searchsorted(column, values, side="left"), 1, 1)(
-        ordered, everything - tie
+    above = jnp.sum(null >= statistic - rounding(magnitude))
+    return TestResult(
+        (1 + above) / (1 + null.shape[0]), statistic, null, kernels, jnp.asarray(best)
     )
-    least = jnp.min(everything.shape[0] - below, axis=1)
-    return TestResult(jnp.mean((least <= least[0]).astype(statistic.dtype)), statistic, null)

@@ -3,13 +3,15 @@ r"""Are two samples of one distribution? Tests with the maximum mean discrepancy
 2012).
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax.scipy.stats import norm
+import numpy as np
+from jax.scipy.special import betainc, logsumexp
 from jax.sharding import Mesh
 
 from .._checks import (
@@ -22,138 +24,153 @@ from .._checks import (
     size,
 )
 from .._numerics import matmul, safe_sqrt
-from .._typing import Array, Float, Points, PRNGKeyArray
+from .._typing import Array, Float, Int, Points, PRNGKeyArray
+from ..features import FeatureChoice, fit_features
 from ..kernels import AbstractKernel, KernelLike, kernel_for, warn_of_scale
-from ._results import TestResult, centered, from_null, relevant, rounding, simulate
+from ._collections import default_collection, for_each
+from ._results import TestResult, from_null, rounding, simulate
+from ._splits import by_features, by_gram
 
 
-def _checked(
-    kernels: Any, x: Points, y: Points
-) -> tuple[tuple[AbstractKernel, ...], Points, Points]:
+def _checked(x: Points, y: Points) -> tuple[Points, Points, Points]:
+    """Two samples, and both in one with the smaller first."""
     x, y = check_finite(as_points(x, "x"), "x"), check_finite(as_points(y, "y"), "y")
     check_alike(y, "y", x, "x")
-    pooled = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), x, y)
+    if min(size(x), size(y)) < 2:
+        raise ValueError("A two-sample test needs at least 2 points in each sample.")
+    ordered = (x, y) if size(x) <= size(y) else (y, x)
+    return x, y, jax.tree.map(lambda a, b: jnp.concatenate([a, b]), *ordered)
+
+
+def _kernels(kernel: Any, pooled: Points, key: PRNGKeyArray) -> tuple[AbstractKernel, ...]:
+    if kernel is None:
+        return default_collection(pooled, key)
     kernels = tuple(
-        kernel_for(kernel, pooled)
-        for kernel in (kernels if isinstance(kernels, (list, tuple)) else [kernels])
+        kernel_for(one, pooled)
+        for one in (kernel if isinstance(kernel, (list, tuple)) else [kernel])
     )
     if not kernels:
         raise ValueError("`kernel` is an empty list; give at least one kernel.")
-    for kernel in kernels:
-        kernel.check(x, "x")
-        kernel.check(y, "y")
-    if min(size(x), size(y)) < 2:
-        raise ValueError("A two-sample test needs at least 2 points in each sample.")
+    for one in kernels:
+        one.check(pooled, "x and y")
     if len(kernels) == 1:
         warn_of_scale(kernels[0], pooled, "x and y")
-    return kernels, x, y
+    return kernels
 
 
 def two_sample_test(
-    kernel: Any | Sequence[Any],
+    kernel: KernelLike | Sequence[KernelLike],
     x: Points,
     y: Points,
     *,
     key: PRNGKeyArray,
     num_permutations: int = 1000,
     null: Literal["permutation", "signs"] = "permutation",
+    landmarks: FeatureChoice = None,
     mesh: Mesh | None = None,
 ) -> TestResult:
     r"""Test whether x and y are samples of one distribution.
 
-    The statistic is the unbiased squared MMD (Gretton et al. 2012, eq 3),
+    With one kernel the statistic is the unbiased squared MMD (Gretton et al. 2012, eq 3),
 
-    $$ \frac{1}{n (n - 1)} \sum_{i \ne j} k(x_i, x_j) + \frac{1}{m (m - 1)} \sum_{i \ne j} k(y_i,
-       y_j)
-       - \frac{2}{n m} \sum_{ij} k(x_i, y_j). $$
+    $$ \mathrm{MMD}^2 = \frac{1}{n (n - 1)} \sum_{i \ne j} k(x_i, x_j)
+       + \frac{1}{m (m - 1)} \sum_{i \ne j} k(y_i, y_j) - \frac{2}{n m} \sum_{ij} k(x_i, y_j). $$
+
+    With K kernels it is the soft maximum of the normalized ones (MMD-FUSE: Biggs, Schrab and
+    Gretton 2023, eq 8): for pooled points $z_i$, $N = n + m$ and $l = \min(n, m)$,
+
+    $$ \frac1\lambda \log \frac1K \sum_k \exp \frac{\lambda \, \mathrm{MMD}_k^2}{s_k}, \quad
+       s_k^2 = \frac{1}{l (l - 1)} \sum_{i \ne j} k(z_i, z_j)^2, \quad
+       \lambda = \sqrt{l (l - 1)}. $$
+
+    The permutations choose among the kernels as the data does, so the level stays exact.
 
     **Arguments:**
 
-    - `kernel`: of the points, or a list of them (several bandwidths): the test then takes the
-      kernel that tells the samples apart best, at the price that the permutations may choose too
-      (as MMDAgg, Schrab et al. 2023), and needs no split of the data. To choose one by `mmd_power`,
-      do it on other points than those tested.
-    - `x`, `y`: samples of n and m points. `key`: of the permutations.
-    - `num_permutations`: B, draws of the null distribution (static); the smallest p-value is 1 / (B
-      + 1).
-    - `null`: "permutation" of the pooled sample, exact at any size; "signs": independent random
+    - `kernel`: None, one kernel, or a list of kernels. None stands for 20 of them: Gaussian and
+      Laplace with ten bandwidths each, from half the 5 % to twice the 95 % quantile of the
+      distances. Labels have `Delta`, tuples the products of the kernels of their parts.
+    - `x`, `y`: samples of n and m points, independent of each other. `key`: of the permutations.
+    - `num_permutations`: B, draws of the null distribution (static). The smallest p-value is
+      1 / (B + 1).
+    - `null`: "permutation" of the pooled sample, exact at any size. "signs": independent random
       signs $\epsilon_i$ on the pairs
-      $h_{ij} = k(x_i, x_j) + k(y_i, y_j) - k(x_i, y_j) - k(x_j, y_i)$, for n = m; then $x_i$ and
-      $y_i$ may depend on each other.
+      $h_{ij} = k(x_i, x_j) + k(y_i, y_j) - k(x_i, y_j) - k(x_j, y_i)$, for n = m. Then $x_i$ and
+      $y_i$ may depend on each other; pairs i and j may not.
+    - `landmarks`: the rank r of greedy landmarks, or random Fourier features, in place of the
+      Gram matrix. The level stays exact. Narrow kernels need many landmarks.
     - `mesh`: devices to divide the permutations over; each gets all points.
 
-    **Returns:** a `TestResult`. One compiled program; cost O((n + m)^2 (d + B)) for each kernel,
-    all permutations in a few matrix products; memory O((n + m)^2).
+    **Returns:** a `TestResult`. One compiled program. Each of K kernels costs O(N^2 (d + B)), or
+    O(N r (r + B)) with landmarks. Memory is O(N B), or O(N (B + r)): the Gram matrix is formed in
+    tiles, and forgotten. "signs" holds one matrix of n^2 numbers.
 
-    **Raises:** `ValueError` for fewer than 2 points, samples of different kinds, and, with "wild
-    bootstrap", of different sizes.
+    **Raises:** `ValueError` for fewer than 2 points, samples of different kinds, an empty list,
+    and, with "signs", for different sizes or landmarks.
 
     **Example:**
 
     >>> import jax, kbr_jax as kbr
     >>> x = jax.random.normal(jax.random.key(0), (100, 2))
-    >>> found = kbr.hypotheses.two_sample_test(kbr.Gaussian(1.0), x, x + 1, key=jax.random.key(1))
+    >>> found = kbr.hypotheses.two_sample_test(None, x, x + 1, key=jax.random.key(1))
     >>> bool(found.p_value < 0.01)
     True
     """
-    kernels, x, y = _checked(kernel, x, y)
-    total = size(x) + size(y)
-    dtype = jax.eval_shape(kernels[0].diagonal, x).dtype
-    check_memory(total, total, dtype, "the pooled sample", "take `block_two_sample_test`")
+    x, y, pooled = _checked(x, y)
+    draw_key, kernel_key = jax.random.split(key)
+    kernels = _kernels(kernel, pooled, kernel_key)
+    draws = as_count(num_permutations, "num_permutations")
+    least = min(size(x), size(y))
     if null == "signs":
         check_same_size(y, "y", x, "x")
-        run = _signs
-    elif null == "permutation":
-        run = _permutations
-    else:
+        if landmarks is not None:
+            raise ValueError('`landmarks` need `null="permutation"`.')
+        dtype = jax.eval_shape(kernels[0].diagonal, x).dtype
+        check_memory(least, least, dtype, "the pairs", 'take `null="permutation"`')
+        found = _fused(*_signs(kernels, x, y, draw_key, draws, mesh), least)
+    elif null != "permutation":
         raise ValueError(f'`null` must be "permutation" or "signs", got {null!r}.')
-    found = run(kernels, x, y, key, as_count(num_permutations, "num_permutations"), mesh)
-    return from_null(
-        *(found if isinstance(kernel, (list, tuple)) else (part[..., 0] for part in found))
+    elif landmarks is None:
+        found = _fused(*by_gram(kernels, pooled, least, draw_key, draws, mesh), least)
+    else:
+        maps = tuple(fit_features(one, pooled, landmarks).matrix for one in kernels)
+        found = _fused(*by_features(maps, least, draw_key, draws, mesh), least)
+    statistic, values, magnitude, best = found
+    return from_null(statistic, values, magnitude, kernels=kernels, best=best)
+
+
+Fused = tuple[Float[Array, ""], Float[Array, " draws"], Float[Array, ""], Int[Array, ""]]
+
+
+def _fused(
+    statistics: Float[Array, " kernels"],
+    null: Float[Array, "draws kernels"],
+    magnitude: Float[Array, " kernels"],
+    squares: Float[Array, " kernels"],
+    least: int,
+) -> Fused:
+    """The soft maximum of normalized statistics, its null, its rounding, and the best kernel.
+
+    `squares` are the sums of squares of the entries of the matrices, without the diagonal.
+    """
+    if statistics.shape[0] == 1:
+        return statistics[0], null[:, 0], magnitude[0], jnp.zeros((), int)
+    pairs = float(least * (least - 1))
+    spread = safe_sqrt(squares / pairs)
+    # A matrix of zeros has statistic 0.
+    spread = jnp.where(spread > 0, spread, 1)
+    temperature = np.sqrt(pairs).astype(spread.dtype)
+
+    def soft(values):
+        count = np.log(values.shape[-1]).astype(spread.dtype)
+        return (logsumexp(temperature * values / spread, axis=-1) - count) / temperature
+
+    return (
+        soft(statistics),
+        soft(null),
+        jnp.max(magnitude / spread),
+        jnp.argmax(statistics / spread),
     )
-
-
-@eqx.filter_jit
-def _permutations(
-    kernels: tuple[AbstractKernel, ...],
-    x: Points,
-    y: Points,
-    key: PRNGKeyArray,
-    draws: int,
-    mesh: Mesh | None,
-):
-    n, m = size(x), size(y)
-    pooled = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), x, y)
-    grams = [kernel.gram(pooled, pooled) for kernel in kernels]
-    dtype = jnp.result_type(*grams)
-    # Terms of a row or a column alone drop out of the statistic, but not of its rounding.
-    centers = jnp.stack([centered(gram.astype(dtype)) for gram in grams]) * (
-        1 - jnp.eye(n + m, dtype=dtype)
-    )
-    sizes = jnp.stack(
-        [relevant(center, gram.astype(dtype)) for center, gram in zip(centers, grams, strict=True)]
-    )
-    magnitude, grams = sizes * (3 + (n + m) ** 2 / (m * (m - 1))), centers
-    rows = jnp.sum(grams, axis=-1)
-    first = (jnp.arange(n + m) < n).astype(dtype)
-
-    def statistics(data, chosen: Float[Array, "b N"]) -> Float[Array, "b kernels"]:
-        """Of the samples that 0/1 vectors choose from the pool.
-
-        One matrix product gives all three sums.
-        """
-        grams, rows, _ = data
-        within = jnp.sum(matmul(chosen, grams) * chosen, axis=-1)
-        across = matmul(rows, chosen.T) - within
-        other = jnp.sum(rows, axis=-1)[:, None] - 2 * across - within
-        return (within / n / (n - 1) + other / m / (m - 1) - 2 * across / n / m).T
-
-    def draw(data, one: PRNGKeyArray) -> Float[Array, " N"]:
-        return jax.random.permutation(one, data[2])
-
-    data = grams, rows, first
-    null = simulate(key, draws, draw, statistics, data, mesh)
-    return statistics(data, first[None])[0], null, magnitude
 
 
 @eqx.filter_jit
@@ -165,18 +182,23 @@ def _signs(
     draws: int,
     mesh: Mesh | None,
 ):
+    """As `by_gram`, under random signs of the pairs."""
     n = size(x)
-    h = jnp.stack([_pairs(kernel, x, y) for kernel in kernels])
     scale = float(n * (n - 1))
+    dtype = jnp.result_type(*(jax.eval_shape(kernel.diagonal, x).dtype for kernel in kernels))
 
-    def statistics(h, signs: Float[Array, "b n"]) -> Float[Array, "b kernels"]:
-        return jnp.sum(matmul(signs, h) * signs, axis=-1).T / scale
+    def signs(_, one: PRNGKeyArray) -> Float[Array, " n"]:
+        return jax.random.rademacher(one, (n,), dtype)
 
-    def draw(h, one: PRNGKeyArray) -> Float[Array, " n"]:
-        return jax.random.rademacher(one, (n,), h.dtype)
+    drawn = simulate(key, draws, signs, lambda _, drawn: drawn, (), mesh)
 
-    null = simulate(key, draws, draw, statistics, h, mesh)
-    return jnp.sum(h, axis=(1, 2)) / scale, null, jnp.sum(jnp.abs(h), axis=(1, 2)) / scale
+    def of(kernel: AbstractKernel):
+        h = _pairs(kernel, x, y).astype(dtype)
+        null = jnp.sum(matmul(drawn, h) * drawn, axis=-1) / scale
+        return jnp.sum(h) / scale, null, jnp.sum(jnp.abs(h)) / scale, jnp.sum(h**2)
+
+    statistics, null, magnitude, squares = for_each(of, kernels)
+    return statistics, null.T, magnitude, squares
 
 
 def _pairs(kernel: AbstractKernel, x: Points, y: Points) -> Float[Array, "n n"]:
@@ -192,21 +214,26 @@ def _pairs(kernel: AbstractKernel, x: Points, y: Points) -> Float[Array, "n n"]:
 def block_two_sample_test(
     kernel: KernelLike, x: Points, y: Points, *, block_size: int = 2
 ) -> TestResult:
-    r"""Test in linear time: the mean of the unbiased MMD of blocks of points, which is normal for
-    many blocks (B-test: Zaremba, Gretton and Blaschko 2013; blocks of 2: the linear-time statistic
+    r"""Test in linear time: the mean of the unbiased MMD of blocks of points, compared with
+    Student's t (B-test: Zaremba, Gretton and Blaschko 2013; blocks of 2: the linear-time statistic
     of Gretton et al. 2012, section 6).
 
     **Arguments:** `kernel`; `x`, `y`, samples of one size n, in random order; `block_size`: points
     of each sample in a block (static), 2 to n / 2; the root of n is a good choice. Points beyond
     the last whole block are not used.
 
-    **Returns:** a `TestResult` with the one-sided p-value
-    $1 - \Phi(\sqrt{n / b}\, \bar\eta / \hat\sigma)$; where all blocks agree to the last digit, 0,
-    1/2 or 1 by the sign of the statistic. Cost O(n b d).
+    **Returns:** a `TestResult` with the one-sided p-value $P(T \ge \sqrt{B}\, \bar\eta /
+    \hat\sigma)$ of Student's distribution with B - 1 degrees of freedom, for B blocks. The level
+    holds for large blocks or many. Where all blocks have one positive value, the p-value is the
+    bound $(1 - 2 / \binom{2b}{b})^B$: the splits of a block have mean 0, so one pair of them is not
+    positive. Cost O(n b d).
 
     **Raises:** `ValueError` for samples of different sizes, or fewer than two blocks.
     """
-    (kernel,), x, y = _checked(kernel, x, y)
+    x, y, pooled = _checked(x, y)
+    kernel = kernel_for(kernel, pooled)
+    kernel.check(pooled, "x and y")
+    warn_of_scale(kernel, pooled, "x and y")
     check_same_size(y, "y", x, "x")
     block = as_count(block_size, "block_size")
     count = size(x) // block
@@ -233,6 +260,15 @@ def _blocks(kernel: AbstractKernel, x: Points, y: Points, block: int, count: int
     values = jax.lax.map(one, (split(x), split(y)), batch_size=min(count, 256))
     statistic = jnp.mean(values)
     spread = safe_sqrt(jnp.sum((values - statistic) ** 2) / (count - 1) / count)
-    certain = jnp.where(statistic == 0, 0, jnp.inf * jnp.sign(statistic))
-    score = jnp.where(spread > 0, statistic / jnp.where(spread > 0, spread, 1), certain)
-    return TestResult(norm.sf(score), statistic, jnp.zeros(0, values.dtype))
+    score = jnp.where(spread > 0, statistic / jnp.where(spread > 0, spread, 1), 0)
+    all_agree = (1 - 2 / math.comb(2 * block, block)) ** count
+    certain = jnp.where(statistic > 0, all_agree, jnp.where(statistic < 0, 1, 0.5))
+    p_value = jnp.where(spread > 0, _student(score, count - 1), certain)
+    return TestResult(p_value.astype(values.dtype), statistic, jnp.zeros(0, values.dtype))
+
+
+def _student(score: Float[Array, ""], degrees: int) -> Float[Array, ""]:
+    """The probability that Student's t exceeds a score."""
+    half = jnp.asarray(0.5, score.dtype)
+    beyond = betainc(degrees * half, half, degrees / (degrees + score**2)) / 2
+    return jnp.where(score > 0, beyond, 1 - beyond)
