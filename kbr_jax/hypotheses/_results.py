@@ -41,7 +41,7 @@ class TestResult(eqx.Module):
     statistic: Float[Array, "..."]
     null: Float[Array, "..."]
     kernels: tuple[AbstractKernel, ...] = eqx.field(default=(), repr=False)
-    best: Int[Array, "..."] = eqx.field(default=0, converter=jnp.asarray)
+    best: Int[Array, "..."] = eqx.field(default=0, converter=lambda value: jnp.asarray(value, int))
 
     __repr__ = with_numbers
 
