@@ -251,7 +251,7 @@ def test_lists_of_numbers_and_tables_are_samples():
         (lambda x: kbr.fit_conditional(None, None, x, x, regularizer=0.1), "landmarks"),
         (
             lambda x: kbr.hypotheses.two_sample_test(None, x, x, key=jax.random.key(0)),
-            "block_two_sample_test",
+            "`landmarks`",
         ),
         (
             lambda x: kbr.hypotheses.independence_test(None, None, x, x, key=jax.random.key(0)),

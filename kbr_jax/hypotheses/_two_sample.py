@@ -106,7 +106,8 @@ def two_sample_test(
     tiles, and forgotten. "signs" holds one matrix of n^2 numbers.
 
     **Raises:** `ValueError` for fewer than 2 points, samples of different kinds, an empty list,
-    and, with "signs", for different sizes or landmarks.
+    more points than the machine could hold a Gram matrix of, and, with "signs", for different
+    sizes or landmarks.
 
     **Example:**
 
@@ -131,6 +132,10 @@ def two_sample_test(
     elif null != "permutation":
         raise ValueError(f'`null` must be "permutation" or "signs", got {null!r}.')
     elif landmarks is None:
+        # The matrix is never held, but a larger one is hours of work.
+        total = size(pooled)
+        dtype = jax.eval_shape(kernels[0].diagonal, pooled).dtype
+        check_memory(total, total, dtype, "the pooled sample", "give `landmarks`, for example 100")
         found = _fused(*by_gram(kernels, pooled, least, draw_key, draws, mesh), least)
     else:
         maps = tuple(fit_features(one, pooled, landmarks).matrix for one in kernels)
