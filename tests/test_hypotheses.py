@@ -119,7 +119,7 @@ def test_default_collections_of_any_columns():
 
 
 def test_the_order_of_samples_does_not_matter():
-    # Of 2000 points at 0 and two at 0.1 the larger sample hides nothing of the smaller.
+    # The tolerance of ties follows the smaller sample, whichever argument it is.
     many = jnp.asarray(RNG.normal(size=(2000, 1)), jnp.float32)
     few = jnp.asarray([[2.5], [2.7]], jnp.float32)
     one, other = (
