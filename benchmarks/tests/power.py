@@ -1,0 +1,154 @@
+"""Power of the two-sample test on the alternatives of MMD-FUSE, and its time beside `mmdfuse`.
+
+    KBR_DATA=FOLDER python -m benchmarks.tests.power [repetitions]
+
+The alternatives are those of Biggs, Schrab and Gretton (2023): a mixture of four Gaussians of which
+one is too narrow or too wide, and uniform densities with perturbations. The power of their ten
+tests is stored in their repository, github.com/antoninschrab/mmdfuse-paper (MIT). If the folder has
+their `mmdfuse.py`, its seconds and decisions come from the same data as ours.
+"""
+
+import importlib.util
+import itertools
+import os
+import pathlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+import kbr_jax as kbr
+
+from .. import experiment
+
+COMMAND = "KBR_DATA=FOLDER python -m benchmarks.tests.power"
+LEVEL, DRAWS, REPETITIONS, PEER_SETS = 0.05, 500, 200, 20
+NAMES = "FUSE, stored", "Agg, stored", "best, stored"
+#: Stored power of their test, of MMDAgg, and of the best of all ten.
+STORED = {
+    "mixture, n = 500": (0.51, 0.46, 0.51),
+    "mixture, n = 2000": (0.765, 0.785, 0.81),
+    "perturbed, d = 1, n = 500": (0.505, 0.605, 0.605),
+    "perturbed, d = 1, n = 1500": (0.725, 0.785, 0.785),
+    "perturbed, d = 2, n = 500": (0.485, 0.395, 0.485),
+    "perturbed, d = 2, n = 1500": (0.69, 0.595, 0.69),
+}
+Samples = tuple[np.ndarray, np.ndarray]
+
+
+def mixture(n: int, scale: float, rng: np.random.Generator) -> Samples:
+    """Four Gaussians; in the second sample the standard deviation of the last is `scale`."""
+    centers = 20.0 * np.array([[1, 1], [-1, 1], [1, -1], [-1, -1]])
+    parts = rng.integers(4, size=(2, n))
+    noise = rng.normal(size=(2, n, 2))
+    noise[1, parts[1] == 3] *= scale
+    return centers[parts[0]] + noise[0], centers[parts[1]] + noise[1]
+
+
+def bump(x: np.ndarray) -> np.ndarray:
+    """A smooth bump on (-1, -1/2), and its negative on (-1/2, 0)."""
+    inside = 1 - (4 * (x + 0.5) % 2 - 1) ** 2
+    inside = np.where((x > -1) & (x < 0) & (inside > 0), inside, 0)
+    values = np.exp(-1 / np.where(inside > 0, inside, 1)) * (inside > 0)
+    return np.where(x < -0.5, values, -values)
+
+
+def perturbed(n: int, dimension: int, size: float, rng: np.random.Generator) -> Samples:
+    """A uniform density with two perturbations a dimension, of random signs; and a uniform one."""
+    corners = list(itertools.product((1, 2), repeat=dimension))
+    signs = rng.choice([-1, 1], len(corners))
+
+    def density(x):
+        bumps = [np.prod(bump(2 * x - np.array(corner)), axis=1) for corner in corners]
+        return 1 + size * np.exp(dimension) * signs @ np.array(bumps)
+
+    kept = np.zeros((0, dimension))
+    while len(kept) < n:
+        x = rng.uniform(size=(4 * n, dimension))
+        kept = np.concatenate([kept, x[rng.uniform(0, 1 + size, 4 * n) <= density(x)]])
+    return kept[:n], rng.uniform(size=(n, dimension))
+
+
+SETTINGS: dict[str, Callable[[np.random.Generator], Samples]] = {
+    "mixture, n = 500": lambda rng: mixture(500, 0.7, rng),
+    "mixture, n = 2000": lambda rng: mixture(2000, 1.3, rng),
+    "perturbed, d = 1, n = 500": lambda rng: perturbed(500, 1, 0.3, rng),
+    "perturbed, d = 1, n = 1500": lambda rng: perturbed(1500, 1, 0.2, rng),
+    "perturbed, d = 2, n = 500": lambda rng: perturbed(500, 2, 0.6, rng),
+    "perturbed, d = 2, n = 1500": lambda rng: perturbed(1500, 2, 0.4, rng),
+}
+
+
+def data(setting: str, seed: int) -> tuple[jax.Array, jax.Array]:
+    x, y = SETTINGS[setting](np.random.default_rng(seed))
+    return jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32)
+
+
+def ours(x: jax.Array, y: jax.Array, seed: int) -> jax.Array:
+    return kbr.hypotheses.two_sample_test(
+        None, x, y, key=jax.random.key(seed), num_permutations=DRAWS
+    ).p_value
+
+
+def peer() -> Callable[[jax.Array, jax.Array, int], jax.Array] | None:
+    path = pathlib.Path(os.environ.get("KBR_DATA", ".")) / "mmdfuse.py"
+    if not path.exists():
+        return None
+    sys.path.insert(0, str(path.parent))  # for its own imports
+    spec = importlib.util.spec_from_file_location("mmdfuse", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return lambda x, y, seed: module.mmdfuse(
+        x, y, jax.random.PRNGKey(seed), number_permutations=DRAWS
+    )
+
+
+def compared(setting: str, theirs: Callable) -> dict[str, float]:
+    """Seconds of both, and how often they decide alike, one after the other on the same data."""
+    samples = [data(setting, seed) for seed in range(PEER_SETS)]
+    found = [[ours(*pair, 0) <= LEVEL, theirs(*pair, 0) == 1] for pair in samples]
+    x, y = samples[0]
+    own, other = (
+        experiment.milliseconds(lambda test=test: test(x, y, 0), 3) / 1e3 for test in (ours, theirs)
+    )
+    agreement = float(np.mean([bool(a) == bool(b) for a, b in found]))
+    return {"seconds": own, "seconds, mmdfuse": other, "ratio": other / own, "agree": agreement}
+
+
+def main() -> None:
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else REPETITIONS
+    results: dict[str, Any] = {"repetitions": count, "permutations": DRAWS, "settings": {}}
+    with tqdm(total=len(SETTINGS) * count, unit="test") as bar:
+        for setting in SETTINGS:
+            p_values = experiment.repeat(
+                f"power {setting}", lambda seed, s=setting: ours(*data(s, seed), seed), count, bar
+            )
+            power = float(np.mean(np.asarray(p_values) <= LEVEL))
+            stored = dict(zip(NAMES, STORED[setting], strict=True))
+            error = np.sqrt(stored["best, stored"] * (1 - stored["best, stored"]) / count)
+            results["settings"][setting] = {
+                "power": power,
+                **stored,
+                "difference, standard errors": float((power - stored["best, stored"]) / error),
+            }
+    found = results["settings"].values()
+    results["settings"]["mean"] = {
+        name: float(np.mean([row[name] for row in found])) for name in ("power", *NAMES)
+    }
+    theirs = peer()
+    if theirs is not None:
+        results["beside mmdfuse"] = {s: compared(s, theirs) for s in SETTINGS if "n = 500" in s}
+        results["beside mmdfuse"]["mixture, n = 2000"] = compared("mixture, n = 2000", theirs)
+    else:
+        print("`mmdfuse.py` is not in KBR_DATA: no seconds beside it")
+    experiment.save("power", COMMAND, results)
+    print(results)
+
+
+if __name__ == "__main__":
+    main()
