@@ -51,6 +51,10 @@ def moment_filter(g, x, y, **options):
     return kbr.KernelBayesFilter(model, None, shift=True, regularizer=1e-3, **options)
 
 
+def detector(g, x):
+    return kbr.hypotheses.fit_change_detector(g, x, window=2, average_run_length=9, key=KEY)
+
+
 def joint(g, x, y):
     return kbr.embedding.embed_joint(g, g, x, y)
 
@@ -299,6 +303,31 @@ PROGRAMS = {
     "hypotheses.independence_test": lambda g, x, y: kbr.hypotheses.independence_test(
         g, g, x, y, key=KEY, num_permutations=9
     ),
+    "hypotheses.goodness_of_fit_test": lambda g, x, y: kbr.hypotheses.goodness_of_fit_test(
+        lambda point: -jnp.sum(point**2) / 2, x, key=KEY, kernel=g, num_draws=9
+    ),
+    "hypotheses.kernel_stein_discrepancy": lambda g, x, y: kbr.hypotheses.kernel_stein_discrepancy(
+        lambda point: -jnp.sum(point**2) / 2, x, g
+    ),
+    "hypotheses.stein_thinning": lambda g, x, y: kbr.hypotheses.stein_thinning(
+        lambda point: -jnp.sum(point**2) / 2, x, 3, g
+    ),
+    "hypotheses.treatment_effect_test": lambda g, x, y: kbr.hypotheses.treatment_effect_test(
+        g,
+        jnp.tile(x, (2, 1)),
+        jnp.arange(2 * N) % 2,
+        jnp.tile(y, (2, 1)),
+        key=KEY,
+        kernel_x=g,
+        num_folds=2,
+    ),
+    "hypotheses.change_points": lambda g, x, y: kbr.hypotheses.change_points(g, x, max_changes=2),
+    "hypotheses.fit_change_detector": lambda g, x, y: detector(g, x),
+    "hypotheses.init_detector": lambda g, x, y: kbr.hypotheses.init_detector(detector(g, x)),
+    "hypotheses.detector_step": lambda g, x, y: kbr.hypotheses.detector_step(
+        (d := detector(g, x)), kbr.hypotheses.init_detector(d), y[0]
+    ),
+    "hypotheses.detect_changes": lambda g, x, y: kbr.hypotheses.detect_changes(detector(g, x), y),
     "hypotheses.conditional_independence_test": lambda g, x, y: (
         kbr.hypotheses.conditional_independence_test(
             g, g, g, x, y, x + y, **RIDGE, key=KEY, num_draws=9
@@ -384,6 +413,8 @@ NO_GRADIENT = {
     "decode",
     "dynamics.classify",
     "embedding.decode_permutation",
+    "hypotheses.change_points",
+    "hypotheses.stein_thinning",
 }
 
 

@@ -9,23 +9,47 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.scipy.special import logsumexp
 
 from .._checks import size, take
 from .._numerics import safe_sqrt, squared_distances
-from .._typing import Array, Float, Points, PRNGKeyArray
-from ..kernels import AbstractKernel, Delta, Gaussian, Laplace, TensorProduct, coordinate_scale
+from .._typing import Array, Float, Int, Points, PRNGKeyArray
+from ..kernels import (
+    AbstractKernel,
+    Delta,
+    Gaussian,
+    Laplace,
+    TensorProduct,
+    coordinate_scale,
+    kernel_for,
+    warn_of_scale,
+)
 from ..kernels._base import flat
 
-#: Bandwidths of a family. On a geometric grid, power on three alternatives of MMD-FUSE with 500
-#: points was .50, .55 and .47 (150 data sets each); on the even grid of its authors .49, .49, .46.
-_BANDWIDTHS = 10
 #: Points that the distances are read from.
 _POINTS = 1000
 
 
+def kernels_of(
+    kernel: Any, points: Points, name: str, count: int, key: PRNGKeyArray
+) -> tuple[AbstractKernel, ...]:
+    """The default collection for None; else the kernel or the kernels that were given, checked."""
+    if kernel is None:
+        return default_collection(points, count, key)
+    given = kernel if isinstance(kernel, (list, tuple)) else [kernel]
+    kernels = tuple(kernel_for(one, points) for one in given)
+    if not kernels:
+        raise ValueError(f"The list of kernels of {name} is empty; give at least one kernel.")
+    for one in kernels:
+        one.check(points, name)
+    if len(kernels) == 1:
+        warn_of_scale(kernels[0], points, name)
+    return kernels
+
+
 @eqx.filter_jit
-def default_collection(x: Points, key: PRNGKeyArray) -> tuple[AbstractKernel, ...]:
-    """Gaussian and Laplace kernels of ten bandwidths each; for labels, `Delta`.
+def default_collection(x: Points, count: int, key: PRNGKeyArray) -> tuple[AbstractKernel, ...]:
+    """Gaussian and Laplace kernels of `count` bandwidths each; for labels, `Delta`.
 
     The bandwidths run geometrically from half the 5 % to twice the 95 % quantile of the distances
     that are not 0, in units of `coordinate_scale`. A tuple has the tensor products of the i-th
@@ -34,12 +58,12 @@ def default_collection(x: Points, key: PRNGKeyArray) -> tuple[AbstractKernel, ..
     """
     if size(x) > _POINTS:
         x = take(x, jax.random.choice(key, size(x), (_POINTS,), replace=False))
-    return _of_points(x)
+    return _of_points(x, count)
 
 
-def _of_points(x: Points) -> tuple[AbstractKernel, ...]:
+def _of_points(x: Points, count: int) -> tuple[AbstractKernel, ...]:
     if isinstance(x, (tuple, list)):
-        parts = [_of_points(part) for part in x]
+        parts = [_of_points(part, count) for part in x]
         return tuple(
             TensorProduct(tuple(part[number % len(part)] for part in parts))
             for number in range(max(map(len, parts)))
@@ -54,17 +78,18 @@ def _of_points(x: Points) -> tuple[AbstractKernel, ...]:
     euclidean = safe_sqrt(squared_distances(rows, rows))[pairs]
     city_block = lax.map(lambda row: jnp.sum(jnp.abs(rows - row), axis=1), rows)[pairs]
     # The Laplace kernel is exp(-|x - y| sqrt(2) / h) in the papers.
-    return tuple(Gaussian(h * scale) for h in _grid(euclidean)) + tuple(
-        Laplace(h * scale) for h in _grid(city_block / np.sqrt(2).astype(city_block.dtype))
+    root = np.sqrt(2).astype(city_block.dtype)
+    return tuple(Gaussian(h * scale) for h in _grid(euclidean, count)) + tuple(
+        Laplace(h * scale) for h in _grid(city_block / root, count)
     )
 
 
-def _grid(distances: Float[Array, " p"]) -> Float[Array, " h"]:
+def _grid(distances: Float[Array, " p"], count: int) -> Float[Array, " h"]:
     """Bandwidths from the smallest to the largest scale of the distances that are not 0."""
     positive = jnp.where(distances > 0, distances, jnp.nan)
     low, high = jnp.nanquantile(positive, jnp.asarray([0.05, 0.95], distances.dtype))
     low, high = (jnp.where(jnp.isnan(value), 1, value) for value in (low / 2, high * 2))
-    return low * (high / low) ** jnp.linspace(0, 1, _BANDWIDTHS, dtype=distances.dtype)
+    return low * (high / low) ** jnp.linspace(0, 1, count, dtype=distances.dtype)
 
 
 def for_each(function: Callable[[AbstractKernel], Any], kernels: Sequence[AbstractKernel]) -> Any:
@@ -89,3 +114,34 @@ def for_each(function: Callable[[AbstractKernel], Any], kernels: Sequence[Abstra
         together = jax.tree.map(lambda *leaves: jnp.stack(leaves), *arrays)
         found.append(lax.map(lambda one, rest=rest: function(eqx.combine(one, rest[0])), together))
     return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *found)
+
+
+Fused = tuple[Float[Array, ""], Float[Array, " draws"], Float[Array, ""], Int[Array, ""]]
+
+
+def fused(found: tuple[Array, ...], least: int) -> Fused:
+    """The soft maximum of normalized statistics, its null, its rounding, and the best kernel.
+
+    `found` are the statistics `[kernels]`, their null `[draws, kernels]`, their magnitudes
+    `[kernels]`, and the sums of squares of the entries of the matrices `[kernels]`, without the
+    diagonal.
+    """
+    statistics, null, magnitude, squares = found
+    if statistics.shape[0] == 1:
+        return statistics[0], null[:, 0], magnitude[0], jnp.zeros((), int)
+    pairs = float(least * (least - 1))
+    spread = safe_sqrt(squares / pairs)
+    # A matrix of zeros has statistic 0.
+    spread = jnp.where(spread > 0, spread, 1)
+    temperature = np.sqrt(pairs).astype(spread.dtype)
+
+    def soft(values):
+        count = np.log(values.shape[-1]).astype(spread.dtype)
+        return (logsumexp(temperature * values / spread, axis=-1) - count) / temperature
+
+    return (
+        soft(statistics),
+        soft(null),
+        jnp.max(magnitude / spread),
+        jnp.argmax(statistics / spread),
+    )

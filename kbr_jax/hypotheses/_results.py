@@ -6,28 +6,32 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import Mesh
 
 from .._checks import padded
 from .._typing import Array, Float, Int, PRNGKeyArray, with_numbers
 from ..devices import over_devices
-from ..kernels import AbstractKernel
 
 #: Draws of the null distribution that are computed side by side.
 _BATCH = 64
 
 
 class TestResult(eqx.Module):
-    """Outcome of a test.
+    """Outcome of a test. `print(result)` says it in words.
 
     - `p_value`: small where the hypothesis (same distribution, independence) is doubtful; reject at
       level alpha if it is <= alpha.
     - `statistic`: as the test defines it.
-    - `null`: `[draws]`, the statistic under permutations or random signs; empty for tests of
-      blocks.
-    - `kernels`: those that a two-sample test has tried, and `best`, the index of the one whose
-      normalized statistic is largest.
+    - `null`: `[draws]`, the statistic under permutations or random signs; empty for tests that
+      compare with a known distribution.
+    - `kernels`: those that the test has tried, and `best`, the index of the one whose normalized
+      statistic is largest. A test of two variables has pairs of kernels.
+    - `effect`: how large the difference is, in the units that the test defines, and `interval`
+      `[2]`, which holds the true one in 95 % of large samples. NaN where there is no theory. The
+      interval does not know that the kernel was chosen.
+    - `hypothesis`, `valid`: what was tested, and for which samples the level holds.
 
     What agrees with the statistic up to rounding counts as equal to it: on discrete data many
     permutations do.
@@ -40,10 +44,32 @@ class TestResult(eqx.Module):
     p_value: Float[Array, "*points"]
     statistic: Float[Array, "..."]
     null: Float[Array, "..."]
-    kernels: tuple[AbstractKernel, ...] = eqx.field(default=(), repr=False)
+    kernels: tuple[Any, ...] = eqx.field(default=(), repr=False)
     best: Int[Array, "..."] = eqx.field(default=0, converter=lambda value: jnp.asarray(value, int))
+    effect: Float[Array, "..."] = eqx.field(default=np.nan, converter=jnp.asarray)
+    interval: Float[Array, "... 2"] = eqx.field(default=(np.nan, np.nan), converter=jnp.asarray)
+    hypothesis: str = eqx.field(default="the hypothesis", static=True)
+    valid: str = eqx.field(default="samples of any size", static=True)
 
     __repr__ = with_numbers
+
+    def __str__(self) -> str:
+        """One sentence for each test."""
+        if self.p_value.ndim:
+            return repr(self)
+        level = 0.05
+        verdict = "rejected" if self.p_value <= level else "not rejected"
+        words = (
+            f"{self.hypothesis[0].upper()}{self.hypothesis[1:]}: {verdict} at level {level} "
+            f"(p = {self.p_value:.3g}; the level holds for {self.valid})"
+        )
+        if not jnp.isnan(self.effect):
+            low, high = self.interval
+            words += f", effect {self.effect:.3g}, 95 % interval {low:.3g} to {high:.3g}"
+        if len(self.kernels) > 1:
+            kernel = " ".join(str(self.kernels[int(self.best)]).split())
+            words += f", decided by {kernel}"
+        return words + "."
 
 
 def simulate(
@@ -110,13 +136,22 @@ def from_null(
     statistic: Float[Array, ""],
     null: Float[Array, " draws"],
     magnitude: Float[Array, ""],
-    kernels: tuple[AbstractKernel, ...] = (),
-    best: Int[Array, ""] | int = 0,
+    **fields: Any,
 ) -> TestResult:
-    r"""The p-value $(1 + \#\{b : T_b \ge T\}) / (1 + B)$, exact for permutations; `magnitude` of
-    the terms of T: see `rounding`.
+    r"""The result with p-value $(1 + \#\{b : T_b \ge T\}) / (1 + B)$, exact for permutations.
+
+    `magnitude` is that of the terms of T: see `rounding`. The rest are fields of the result.
     """
     above = jnp.sum(null >= statistic - rounding(magnitude))
-    return TestResult(
-        (1 + above) / (1 + null.shape[0]), statistic, null, kernels, jnp.asarray(best)
-    )
+    # NaN in points that are traced must not look like a small p-value.
+    p_value = jnp.where(jnp.isnan(statistic), jnp.nan, (1 + above) / (1 + null.shape[0]))
+    return TestResult(p_value.astype(null.dtype), statistic, null, **fields)
+
+
+def interval_of(
+    effect: Float[Array, "*k"], influence: Sequence[Float[Array, "*k _"]]
+) -> Float[Array, "*k 2"]:
+    """The 95 % interval of an estimate, from its influence functions at the points."""
+    variances = [jnp.var(values, axis=-1) / values.shape[-1] for values in influence]
+    reach = 1.96 * jnp.sqrt(sum(variances[1:], variances[0]))
+    return jnp.stack([effect - reach, effect + reach], axis=-1)

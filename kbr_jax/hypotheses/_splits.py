@@ -15,22 +15,37 @@ from .._typing import Array, Bool, Float, Int, Points, PRNGKeyArray
 from ..devices import over_devices
 from ..kernels import AbstractKernel, gram_matvec
 from ._collections import for_each
-from ._results import relevant
+from ._results import interval_of, relevant
 
 #: Rows and columns of a tile of a Gram matrix, and draws of permutations side by side.
 _TILE, _BATCH = 512, 64
 
 #: Statistics `[kernels]`, those of the splits `[draws, kernels]`, magnitudes of their terms
-#: `[kernels]`, and the sums of squares of the Gram matrices without diagonals `[kernels]`.
+#: `[kernels]`, the sums of squares of the Gram matrices without diagonals `[kernels]`, and effect
+#: with its interval `[kernels, 3]`.
 Found = tuple[
     Float[Array, " kernels"],
     Float[Array, "draws kernels"],
     Float[Array, " kernels"],
     Float[Array, " kernels"],
+    Float[Array, "kernels 3"],
 ]
-#: For splits `[b, N]`: the sums within the first part `[b]`, the row sums `[N]`, and the sums of
-#: squares of the centered matrix and of the matrix; diagonals left out.
-Sums = tuple[Float[Array, " b"], Float[Array, " N"], Float[Array, ""], Float[Array, ""]]
+
+
+class Sums(eqx.Module):
+    """Sums of a centered Gram matrix, diagonals left out, for splits `[b, N]`.
+
+    - `within`: over the first part of each split, and `rows`: over all points.
+    - `first`: over the first part of the first split, for each point.
+    - `centers`, `wholes`: of squares of the centered matrix, and of the matrix itself.
+    """
+
+    within: Float[Array, "*k b"]
+    rows: Float[Array, "*k N"]
+    first: Float[Array, "*k N"]
+    centers: Float[Array, "*k"]
+    wholes: Float[Array, "*k"]
+    diagonal: Float[Array, "*k N"]
 
 
 @eqx.filter_jit
@@ -38,24 +53,30 @@ def by_gram(
     kernels: tuple[AbstractKernel, ...],
     pooled: Points,
     least: int,
+    length: int,
     key: PRNGKeyArray,
     draws: int,
     mesh: Mesh | None,
 ) -> Found:
-    """From the Gram matrices of the pool, whose first `least` points are the smaller sample."""
+    """From the Gram matrices of the pool, whose first `least` points are the smaller sample.
+
+    Blocks of `length` points stay together.
+    """
     dtype = jnp.result_type(*(jax.eval_shape(one.diagonal, pooled).dtype for one in kernels))
 
     def all_sums(shared, chosen):
         kernels, pooled = shared
         return for_each(lambda one: _of_gram(one, pooled, chosen, dtype), kernels)
 
-    return _over_splits(all_sums, (kernels, pooled), size(pooled), least, key, draws, mesh)
+    sizes = size(pooled), least, length
+    return _over_splits(all_sums, (kernels, pooled), sizes, key, draws, mesh)
 
 
 @eqx.filter_jit
 def by_features(
     maps: tuple[Float[Array, "N r"], ...],
     least: int,
+    length: int,
     key: PRNGKeyArray,
     draws: int,
     mesh: Mesh | None,
@@ -66,32 +87,64 @@ def by_features(
         found = [_of_features(one, chosen) for one in maps]
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *found)
 
-    return _over_splits(all_sums, maps, maps[0].shape[0], least, key, draws, mesh)
+    sizes = maps[0].shape[0], least, length
+    return _over_splits(all_sums, maps, sizes, key, draws, mesh)
 
 
 def _over_splits(
-    all_sums: Callable, shared, total: int, least: int, key: PRNGKeyArray, draws: int, mesh
+    all_sums: Callable, shared, sizes: tuple[int, int, int], key: PRNGKeyArray, draws: int, mesh
 ) -> Found:
-    n, m = least, total - least
+    total, n, length = sizes
+    m = total - n
     first = jnp.arange(total) < n
 
     def of_keys(shared, keys):
-        chosen = lax.map(lambda one: jax.random.permutation(one, first), keys, batch_size=_BATCH)
+        def split(one):
+            return jnp.repeat(jax.random.permutation(one, first[::length]), length)
+
+        chosen = lax.map(split, keys, batch_size=_BATCH)
         chosen = jnp.concatenate([first[None], chosen])
-        within, rows, centers, wholes = all_sums(shared, chosen)
-        across = matmul(rows, chosen.T.astype(rows.dtype)) - within
-        other = jnp.sum(rows, axis=-1)[:, None] - 2 * across - within
-        values = (within / n / (n - 1) + other / m / (m - 1) - 2 * across / n / m).T
-        own = jnp.stack([values[0], centers, wholes])
+        sums = all_sums(shared, chosen)
+        across = matmul(sums.rows, chosen.T.astype(sums.rows.dtype)) - sums.within
+        other = jnp.sum(sums.rows, axis=-1)[:, None] - 2 * across - sums.within
+        values = (sums.within / n / (n - 1) + other / m / (m - 1) - 2 * across / n / m).T
+        effect = _effect(sums, n)
+        own = jnp.stack([values[0], sums.centers, sums.wholes, *effect])
         # Each device finds these again.
         return values[1:], jnp.broadcast_to(own, (keys.shape[0], *own.shape))
 
     null, own = over_devices(of_keys, mesh, shared, jax.random.split(key, draws))
-    statistics, centers, wholes = own[0]
+    statistics, centers, wholes, *effect = own[0]
     pairs = float(total * (total - 1))
     # The smaller sample is the first: then no sum of a statistic exceeds this many times its terms.
     magnitude = relevant(centers / pairs, wholes / pairs) * (3 + total**2 / (m * (m - 1)))
-    return statistics, null, magnitude, wholes
+    return statistics, null, magnitude, wholes, jnp.stack(effect, axis=-1)
+
+
+def _effect(
+    sums: Sums, n: int
+) -> tuple[Float[Array, " k"], Float[Array, " k"], Float[Array, " k"]]:
+    r"""Energy coefficient $\mathrm{MMD}^2 / E|\phi(x) - \phi(y)|^2$ and its interval.
+
+    Székely and Rizzo (2013) have it for distances. The interval is that of the delta method.
+    """
+    m = sums.rows.shape[-1] - n
+    second = sums.rows - sums.first
+    own = jnp.split(sums.diagonal, [n], axis=-1)
+    same = sums.first[:, :n] / (n - 1), second[:, n:] / (m - 1)
+    cross = second[:, :n] / m, sums.first[:, n:] / n
+    across = jnp.mean(cross[0], axis=-1)
+    squared = sum(jnp.mean(part, axis=-1) for part in same) - 2 * across
+    distance = sum(jnp.mean(part, axis=-1) for part in own) - 2 * across
+    # Samples of one point only have no distance.
+    distance = jnp.where(distance > 0, distance, 1)
+    effect = squared / distance
+    influence = [
+        (2 * (s - c) - effect[:, None] * (d - 2 * c)) / distance[:, None]
+        for s, c, d in zip(same, cross, own, strict=True)
+    ]
+    interval = interval_of(effect, influence)
+    return effect, interval[:, 0], interval[:, 1]
 
 
 def _of_gram(kernel: AbstractKernel, pooled: Points, chosen: Bool[Array, "b N"], dtype) -> Sums:
@@ -109,30 +162,31 @@ def _of_gram(kernel: AbstractKernel, pooled: Points, chosen: Bool[Array, "b N"],
     mean, places = jnp.sum(means) / n, jnp.arange(count * side).reshape(count, side)
 
     def add(sums, tile: Int[Array, "2"]):
-        within, rows, centers, wholes = sums
         i, j = tile
         gram = kernel.gram(take(tiles, i), take(tiles, j)).astype(dtype)
         kept = (places[i][:, None] != places[j]) & (places[i][:, None] < n) & (places[j] < n)
         center = jnp.where(kept, gram - means[i][:, None] - means[j] + mean, 0)
         one, two = splits[:, i].astype(dtype), splits[:, j].astype(dtype)
         twice = jnp.where(i == j, 1, 2).astype(dtype)
-        within = within + twice * jnp.sum(matmul(one, center) * two, axis=-1)
-        rows = rows.at[i].add(jnp.sum(center, axis=1))
-        rows = rows.at[j].add(jnp.where(i == j, 0, jnp.sum(center, axis=0)))
-        centers = centers + twice * jnp.sum(center**2)
+        left = matmul(one, center)
+        below = jnp.where(i == j, 0, jnp.stack([jnp.sum(center, axis=0), left[0]]))
+        beside = jnp.stack([jnp.sum(center, axis=1), matmul(center, two[0])])
+        within, rows, centers, wholes = sums
         return (
-            within,
-            rows,
-            centers,
+            within + twice * jnp.sum(left * two, axis=-1),
+            rows.at[:, i].add(beside).at[:, j].add(below),
+            centers + twice * jnp.sum(center**2),
             wholes + twice * jnp.sum(jnp.where(kept, gram, 0) ** 2),
         ), None
 
     zero = jnp.zeros((), dtype)
-    start = jnp.zeros(chosen.shape[0], dtype), jnp.zeros((count, side), dtype), zero, zero
+    start = jnp.zeros(chosen.shape[0], dtype), jnp.zeros((2, count, side), dtype), zero, zero
     (within, rows, centers, wholes), _ = lax.scan(
         add, start, jnp.asarray(np.stack(np.tril_indices(count), axis=1))
     )
-    return within, rows.reshape(-1)[:n], centers, wholes
+    rows, first = rows.reshape(2, -1)[:, :n]
+    diagonal = kernel.diagonal(pooled).astype(dtype) - 2 * means.reshape(-1)[:n] + mean
+    return Sums(within, rows, first, centers, wholes, diagonal)
 
 
 def _of_features(phi: Float[Array, "N r"], chosen: Bool[Array, "b N"]) -> Sums:
@@ -153,4 +207,6 @@ def _of_features(phi: Float[Array, "N r"], chosen: Bool[Array, "b N"]) -> Sums:
         batch_size=_BATCH,
     )
     rows = matmul(center, jnp.sum(center, axis=0)) - lengths
-    return within, rows, jnp.maximum(centers, 0), jnp.maximum(wholes, 0)
+    own = chosen[0].astype(phi.dtype)
+    first = matmul(center, matmul(own, center)) - own * lengths
+    return Sums(within, rows, first, jnp.maximum(centers, 0), jnp.maximum(wholes, 0), lengths)

@@ -82,9 +82,10 @@ def warn_of_scale(kernel: AbstractKernel, x: Points, name: str) -> None:
     if not all(map(is_concrete, jax.tree.leaves((kernel, x)))):
         return
     points, matrix = _of_some(kernel, x)
-    rows, matrix = _even(size(points), _ROWS), np.asarray(matrix)
-    others = matrix[rows[:, None] != np.arange(matrix.shape[1])]
-    spread = np.std(np.asarray(flat(points)), axis=0)
+    looked, matrix = _even(size(points), _ROWS), np.asarray(matrix)
+    others = matrix[looked[:, None] != np.arange(matrix.shape[1])]
+    rows = np.asarray(flat(points))
+    spread = np.std(rows, axis=0) * (np.ptp(rows, axis=0) > 0)  # that of a constant may be rounding
     least, most = spread[spread > 0].min(initial=np.inf), spread.max()
     problem = None
     if others.max() < _TINY:
