@@ -55,6 +55,14 @@ def test_the_soft_maximum_over_pairs_of_kernels():
         close(found.p_value, (1 + np.sum(np.asarray(found.null) >= float(found.statistic))) / 51)
 
 
+def test_default_collections_of_pairs():
+    x, labels = jnp.asarray(RNG.normal(size=(20, 2))), jnp.arange(20) % 3
+    found = kbr.hypotheses.independence_test(None, None, x, labels, key=KEY, num_permutations=9)
+    names = [tuple(type(kernel).__name__ for kernel in pair) for pair in found.kernels]
+    assert names == [("Gaussian", "Delta")] * 5 + [("Laplace", "Delta")] * 5
+    assert 0 < found.p_value <= 1 and np.all(np.isfinite(found.null))
+
+
 def test_hsic_without_its_mean_has_mean_0_over_all_permutations():
     x, y = jnp.asarray(RNG.normal(size=(40, 1))), jnp.asarray(RNG.normal(size=(40, 1)))
     kernels = [kbr.Gaussian(0.5), kbr.Gaussian(0.5)]

@@ -621,7 +621,6 @@ def test_no_kernel_is_the_default_wherever_points_are_given():
         lambda k: kbr.condition(kbr.fit_conditional(k, k, x, x, regularizer=0.1), x).weights,
         lambda k: kbr.greedy_landmarks(k, x, rank=5).points,
         lambda k: kbr.random_fourier(k, x, rank=8, key=key),
-        lambda k: kbr.hypotheses.independence_test(k, k, x, x, key=key).statistic,
         lambda k: kbr.dynamics.fit_dynamics(k, kbr.dynamics.sample_sequence([x[:20], x[20:]])).gram,
         lambda k: (
             kbr.fit_filter(

@@ -89,7 +89,7 @@ def two_sample_test(
     - `null`: "permutation" of the pooled sample, exact at any size. "signs": independent random
       signs $\epsilon_i$ on the pairs
       $h_{ij} = k(x_i, x_j) + k(y_i, y_j) - k(x_i, y_j) - k(x_j, y_i)$, for n = m. Then $x_i$ and
-      $y_i$ may depend on each other; pairs i and j may not. It has no effect size.
+      $y_i$ may depend on each other; pairs i and j may not. The effect is then NaN.
     - `dependent`: x and y are two series in order of time, independent of each other. Blocks of
       points are permuted (or get one sign) instead of points: blocks of 8 autocorrelation times of
       the features, or of as many points as an integer says (static). The points beyond the last

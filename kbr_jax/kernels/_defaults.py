@@ -39,7 +39,9 @@ def coordinate_scale(
 
 
 def default_kernel(x: Points) -> AbstractKernel:
-    """Choose a kernel from a sample, as all functions do for `kernel=None`.
+    """Choose a kernel from a sample, as functions do for `kernel=None`.
+
+    Tests of two samples and of independence take a collection of kernels instead.
 
     - Real points: `Gaussian`, with a bandwidth for each coordinate: the median distance of the
       points in units of `coordinate_scale`, times these units.
