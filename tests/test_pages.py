@@ -32,6 +32,20 @@ FOUND = {
     "guide/filters.md": lambda n: float(jnp.mean((n["estimates"] - n["new_states"]) ** 2)) < 0.2,
     "guide/conditional.md": lambda n: abs(float(n["kbr"].mean(n["posterior"])[0]) - 1) < 0.1,
     "guide/tests.md": lambda n: float(n["result"].p_value) < 0.05,
+    "guide/goodness-of-fit.md": lambda n: (
+        n["kbr"].hypotheses.kernel_stein_discrepancy(n["log_density"], n["chain"][n["chosen"]]) < 1
+    ),
+    "guide/treatment.md": lambda n: (
+        n["kbr"]
+        .hypotheses.treatment_effect_test(
+            n["kernel"], n["x"], n["treated"], n["wider"], key=n["keys"][4]
+        )
+        .p_value
+        < 0.05
+    ),
+    "guide/change-points.md": lambda n: (
+        np.abs(n["found"].changes - np.array([100, 200, 300])).max() < 10
+    ),
     "guide/propagation.md": lambda n: np.abs(n["estimate"] - n["truth"]).mean() < 0.12,
     "guide/drift.md": lambda n: abs(float(n["kbr"].mean(n["future"])) - 3.6) < 0.3,
     "guide/likelihood-free.md": lambda n: abs(float(n["kbr"].mean(n["posterior"])) - 1.13) < 0.15,

@@ -39,7 +39,8 @@ def kernels_of(
     given = kernel if isinstance(kernel, (list, tuple)) else [kernel]
     kernels = tuple(kernel_for(one, points) for one in given)
     if not kernels:
-        raise ValueError(f"The list of kernels of {name} is empty; give at least one kernel.")
+        argument = f"kernel_{name}" if name in ("x", "y") else "kernel"
+        raise ValueError(f"`{argument}` is an empty list; give at least one kernel.")
     for one in kernels:
         one.check(points, name)
     if len(kernels) == 1:
