@@ -75,17 +75,16 @@ def p_values(n: int, rho: float, effect: float, seed: int) -> list[float]:
     first, second, own = jax.random.split(jax.random.key(seed), 3)
     x, y = series(first, n, rho), series(second, n, rho)
     options: dict[str, Any] = {"key": own, "num_permutations": DRAWS}
-    two, pairs = (x, y + effect), (x, y + 0.8 * effect * x)
+    moved, mixed = y + effect, y + 0.8 * effect * x
+    kernel, pair = default_kernel(x), (default_kernel(x), default_kernel(mixed))
     tests = kbr.hypotheses
     found = [
-        tests.two_sample_test(default_kernel(x), *two, **options).p_value,
-        tests.two_sample_test(default_kernel(x), *two, **options, dependent=True).p_value,
-        wild_two(*two, own),
-        tests.independence_test(*map(default_kernel, pairs), *pairs, **options).p_value,
-        tests.independence_test(
-            *map(default_kernel, pairs), *pairs, **options, dependent=True
-        ).p_value,
-        wild_pairs(*pairs, own),
+        tests.two_sample_test(kernel, x, moved, **options).p_value,
+        tests.two_sample_test(kernel, x, moved, **options, dependent=True).p_value,
+        wild_two(x, moved, own),
+        tests.independence_test(*pair, x, mixed, **options).p_value,
+        tests.independence_test(*pair, x, mixed, **options, dependent=True).p_value,
+        wild_pairs(x, mixed, own),
     ]
     return [float(value) for value in found]
 
