@@ -68,7 +68,7 @@ def independence(mesh):
 
 def conditional_independence(mesh):
     return kbr.hypotheses.conditional_independence_test(
-        *[KERNEL] * 3, X, Y, Z, regularizer=1e-2, key=jax.random.key(0), num_draws=100, mesh=mesh
+        *[KERNEL] * 3, X, Y, Z, key=jax.random.key(0), num_draws=100, mesh=mesh
     )
 
 

@@ -85,10 +85,9 @@ def two_samples(x=X, y=X, kernel=G, **options):
     return kbr.hypotheses.two_sample_test(kernel, x, y, key=KEY, **options)
 
 
-def triples(x, regularizer=0.1):
-    return kbr.hypotheses.conditional_independence_test(
-        G, G, G, x, x, x, regularizer=regularizer, key=KEY
-    )
+def triples(x, z=None):
+    z = x if z is None else z
+    return kbr.hypotheses.conditional_independence_test(G, G, G, x, x, z, key=KEY)
 
 
 TWO_SETS = kbr.dynamics.sample_sequence([X, X + 1])
@@ -780,7 +779,7 @@ CASES = {
         "at least 2 pairs",
     ),
     "three triples": (lambda: triples(X[:3]), "at least 4 triples"),
-    "ridge of a test": (lambda: triples(X, 0.0), "`regularizer` must be positive, got 0"),
+    "unpaired triples": (lambda: triples(X, X[:5]), "`z`"),
     # Posteriors from simulations.
     "simulations": (lambda: simulate(0), "`num_samples` must be an integer >= 1, got 0"),
     "batch of simulations": (

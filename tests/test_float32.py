@@ -621,7 +621,7 @@ def test_hypotheses():
         kbr.hypotheses.block_two_sample_test(KERNEL, X, Y, block_size=5),
         kbr.hypotheses.independence_test(KERNEL, KERNEL, X, Y, key=key, num_permutations=50),
         kbr.hypotheses.conditional_independence_test(
-            KERNEL, KERNEL, KERNEL, X, Y, X[:, :1], regularizer=1e-2, key=key, num_draws=50
+            KERNEL, KERNEL, KERNEL, X, Y, X[:, :1], key=key, num_draws=50
         ),
     ):
         single((test.p_value, test.statistic, test.null))  # an effect is NaN without a theory

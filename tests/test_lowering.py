@@ -329,9 +329,7 @@ PROGRAMS = {
     ),
     "hypotheses.detect_changes": lambda g, x, y: kbr.hypotheses.detect_changes(detector(g, x), y),
     "hypotheses.conditional_independence_test": lambda g, x, y: (
-        kbr.hypotheses.conditional_independence_test(
-            g, g, g, x, y, x + y, **RIDGE, key=KEY, num_draws=9
-        )
+        kbr.hypotheses.conditional_independence_test(g, g, g, x, y, x + y, key=KEY, num_draws=9)
     ),
     "moments.moment_maps": lambda g, x, y: (
         kbr.moments.moment_maps(g, g, landmarks(x), landmarks(y)).x.matrix
@@ -398,6 +396,8 @@ EAGER = {
     "load": ON_THE_HOST,
     "save": ON_THE_HOST,
     "diagnose": ON_THE_HOST,
+    "hypotheses.causal_learn_test": ON_THE_HOST,
+    "hypotheses.pgmpy_test": ON_THE_HOST,
     "learn_conditional": "a search on the host, of compiled programs",
     "learn_filter": "a search on the host, of compiled programs",
     "learn_posterior": "a search on the host, of compiled programs",

@@ -56,7 +56,7 @@ def tuning(key, x, y, z):
 
 def independence(key, x, y, z):
     return kbr.hypotheses.conditional_independence_test(
-        KERNEL, KERNEL, KERNEL, x, y, z, regularizer=1e-3, key=key, num_draws=20
+        KERNEL, KERNEL, KERNEL, x, y, z, key=key, num_draws=20
     ).p_value
 
 

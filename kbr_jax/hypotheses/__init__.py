@@ -15,6 +15,7 @@ from ._change_detector import (
 )
 from ._change_points import ChangePoints, change_points
 from ._conditional import conditional_independence_test
+from ._discovery import causal_learn_test, pgmpy_test
 from ._independence import independence_test
 from ._results import TestResult
 from ._stein import goodness_of_fit_test, kernel_stein_discrepancy, stein_thinning
@@ -28,6 +29,7 @@ __all__ = [
     "DetectorState",
     "TestResult",
     "block_two_sample_test",
+    "causal_learn_test",
     "change_points",
     "conditional_independence_test",
     "detect_changes",
@@ -37,6 +39,7 @@ __all__ = [
     "independence_test",
     "init_detector",
     "kernel_stein_discrepancy",
+    "pgmpy_test",
     "stein_thinning",
     "treatment_effect_test",
     "two_sample_test",

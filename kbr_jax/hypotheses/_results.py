@@ -16,6 +16,8 @@ from ..devices import over_devices
 
 #: Draws of the null distribution that are computed side by side.
 _BATCH = 64
+#: `bias` above which a result says not to trust it.
+MOST_BIAS = 2.0
 
 
 class TestResult(eqx.Module):
@@ -31,6 +33,9 @@ class TestResult(eqx.Module):
     - `effect`: how large the difference is, in the units that the test defines, and `interval`
       `[2]`, which holds the true one in 95 % of large samples. NaN where there is no theory. The
       interval does not know that the kernel was chosen.
+    - `explained` `[2]`: of a conditional test, the shares of the variance of x and of y that z
+      predicts, left out of the fit. `bias`: what the regressions on z may leave in the statistic,
+      in its standard deviations. Above 2, do not trust a small p-value. NaN for other tests.
     - `hypothesis`, `valid`: what was tested, and for which samples the level holds.
 
     What agrees with the statistic up to rounding counts as equal to it: on discrete data many
@@ -48,6 +53,8 @@ class TestResult(eqx.Module):
     best: Int[Array, "..."] = eqx.field(default=0, converter=lambda value: jnp.asarray(value, int))
     effect: Float[Array, "..."] = eqx.field(default=np.nan, converter=jnp.asarray)
     interval: Float[Array, "... 2"] = eqx.field(default=(np.nan, np.nan), converter=jnp.asarray)
+    explained: Float[Array, "2"] = eqx.field(default=(np.nan, np.nan), converter=jnp.asarray)
+    bias: Float[Array, ""] = eqx.field(default=np.nan, converter=jnp.asarray)
     hypothesis: str = eqx.field(default="the hypothesis", static=True)
     valid: str = eqx.field(default="samples of any size", static=True)
 
@@ -64,11 +71,18 @@ class TestResult(eqx.Module):
             f"(p = {self.p_value:.3g}; the level holds for {self.valid})"
         )
         if not jnp.isnan(self.effect):
+            words += f", effect {self.effect:.3g}"
+        if not jnp.isnan(self.interval).any():
             low, high = self.interval
-            words += f", effect {self.effect:.3g}, 95 % interval {low:.3g} to {high:.3g}"
+            words += f", 95 % interval {low:.3g} to {high:.3g}"
         if len(self.kernels) > 1:
             kernel = " ".join(str(self.kernels[int(self.best)]).split())
             words += f", decided by {kernel}"
+        if not jnp.isnan(self.bias):
+            shares = " and ".join(f"{100 * float(share):.0f} %" for share in self.explained)
+            words += f"; z predicts {shares} of the variances of x and y"
+        if self.bias > MOST_BIAS:
+            words += "; the regressions on z need more points, do not trust a small p-value"
         return words + "."
 
 

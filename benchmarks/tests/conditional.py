@@ -1,0 +1,168 @@
+"""Conditional independence: level, power and seconds beside KCI and RCIT of causal-learn.
+
+    KBR_DATA=FOLDER python -m benchmarks.tests.conditional [repetitions]
+
+Three parts. Index models: x and y follow one direction of z and share noise or not. Post-nonlinear
+models (the setting of Zhang et al. 2011) with 1 to 10 variables in z. Simulated nulls on car
+insurance premiums: x says whether a zip code is of a minority, y is the premium and z the risk in
+20 steps, and x is permuted among equal z. These tables are in `data/car-insurance-public/data` of
+github.com/felipemaiapolo/cit (MIT); the folder has them in `car-insurance`.
+"""
+
+import csv
+import functools
+import os
+import pathlib
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.stats
+from tqdm import tqdm
+
+import kbr_jax as kbr
+
+from .. import experiment
+
+COMMAND = "KBR_DATA=FOLDER python -m benchmarks.tests.conditional"
+LEVEL, DRAWS, REPETITIONS = 0.05, 500, 200
+WARNS = 2.0  # `bias` above which the test warns
+STATES = {"California": "ca", "Illinois": "il", "Missouri": "mo", "Texas": "tx"}
+Triples = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def index_model(rng: np.random.Generator, n: int, kind: str, shared: float) -> Triples:
+    """Functions of one direction of z, with noise of a third of their size."""
+    z = rng.normal(size=(n, 3))
+    f, common = z.sum(axis=1) / np.sqrt(3), shared * rng.normal(size=n)
+    noise = 0.3 * rng.normal(size=(2, n))
+    functions = {"sine": (np.sin(2 * f), f), "sines": (np.sin(2 * f),) * 2, "lines": (f, f)}
+    x, y = functions[kind]
+    return x + common + noise[0], y + common + noise[1], z
+
+
+def post_nonlinear(rng: np.random.Generator, n: int, d: int, shared: float) -> Triples:
+    z = rng.normal(size=(n, d))
+    common, noise = shared * rng.normal(size=n), 0.5 * rng.normal(size=(2, n))
+    first = np.sum(np.tanh(z), axis=1) / np.sqrt(d)
+    second = np.sum(np.sin(z) + 0.5 * z, axis=1) / np.sqrt(d)
+    return np.tanh(first + noise[0] + common), (second + noise[1] + common) ** 3, z
+
+
+@functools.cache
+def premiums(state: str) -> np.ndarray:
+    """Rows of (minority, combined premium, risk)."""
+    folder = pathlib.Path(os.environ["KBR_DATA"]) / "car-insurance"
+    with (folder / f"{STATES[state]}-per-zip.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    found = np.array(
+        [(r["minority"] == "TRUE", r["combined_premium"], r["state_risk"]) for r in rows], float
+    )
+    return found[np.isfinite(found).all(axis=1)]
+
+
+def car_insurance(rng: np.random.Generator, n: int, state: str) -> Triples:
+    """Of n rows; x is permuted within each step of the risk."""
+    x, y, risk = rng.permutation(premiums(state))[:n].T
+    steps = np.quantile(risk, np.linspace(0.025, 0.975, 20))
+    z = steps[np.argmin(np.abs(risk[:, None] - steps), axis=1)]
+    for value in np.unique(z):
+        x[z == value] = rng.permutation(x[z == value])
+    return x, y, z[:, None]
+
+
+def ours(triples: Triples, seed: int) -> tuple[jax.Array, jax.Array]:
+    """The p-value and the diagnostic."""
+    x, y, z = (jnp.asarray(part, jnp.float32) for part in triples)
+    if np.unique(triples[0]).size == 2:
+        x = x.astype(int)  # a label
+    found = kbr.hypotheses.conditional_independence_test(
+        None, None, None, x, y, z, key=jax.random.key(seed), num_draws=DRAWS
+    )
+    return found.p_value, found.bias
+
+
+def of_causal_learn(method: str) -> Callable[[Triples, int], tuple[float]]:
+    """Its test with its own default kernels; RCIT draws from NumPy's global generator."""
+    from causallearn.utils.cit import CIT
+
+    def test(triples: Triples, seed: int) -> tuple[float]:
+        np.random.seed(seed)
+        data = np.column_stack(triples)
+        return (float(CIT(data, method)(0, 1, list(range(2, data.shape[1])))),)
+
+    return test
+
+
+def settings(data: bool) -> dict[str, dict[str, Callable[[int], Triples]]]:
+    def seeded(make: Callable[..., Triples], *arguments) -> Callable[[int], Triples]:
+        return lambda seed: make(np.random.default_rng(seed), *arguments)
+
+    index = {
+        f"{kind}, n = {n}, {'dependent' if shared else 'null'}": seeded(
+            index_model, n, kind, shared
+        )
+        for n in (25, 100, 300)
+        for kind in ("sine", "sines", "lines")
+        for shared in (0.0, 0.7)
+    }
+    nonlinear = {
+        f"{d} in z, {'dependent' if shared else 'null'}": seeded(post_nonlinear, 200, d, shared)
+        for d in (1, 3, 5, 10)
+        for shared in (0.0, 0.3)
+    }
+    cars = {state: seeded(car_insurance, 500, state) for state in STATES}
+    found = {"index": index, "post-nonlinear": nonlinear}
+    return found | {"car insurance": cars} if data else found
+
+
+def rates(name: str, make: Callable[[int], Triples], tests: dict, count: int, bar: tqdm) -> dict:
+    found: dict[str, Any] = {}
+    for label, test in tests.items():
+        rows = experiment.repeat(
+            f"conditional {name} {label}", lambda seed, t=test: t(make(seed), seed), count, bar
+        )
+        columns = np.transpose(rows)
+        found[label] = float(np.mean(columns[0] <= LEVEL))
+        if label == "ours":
+            found["warned"] = float(np.mean(columns[1] > WARNS))
+    return found
+
+
+def main() -> None:
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else REPETITIONS
+    tests = {"ours": ours, "KCI": of_causal_learn("kci"), "RCIT": of_causal_learn("rcit")}
+    data = "KBR_DATA" in os.environ
+    parts = settings(data)
+    low, high = scipy.stats.binom.ppf([0.005, 0.995], count, LEVEL) / count
+    results: dict[str, Any] = {
+        "repetitions": count,
+        "level": LEVEL,
+        "bounds, 99 %": [float(low), float(high)],
+    }
+    total = len(tests) * count * sum(map(len, parts.values()))
+    with tqdm(total=total, unit="test") as bar, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for part, makers in parts.items():
+            results[part] = {
+                name: rates(f"{part} {name}", make, tests, count, bar)
+                for name, make in makers.items()
+            }
+            experiment.save("conditional", COMMAND, results)
+        triples = index_model(np.random.default_rng(0), 1000, "sine", 0.0)
+        results["seconds, n = 1000"] = {
+            label: experiment.milliseconds(lambda t=test: t(triples, 0), 3) / 1e3
+            for label, test in tests.items()
+        }
+    experiment.save("conditional", COMMAND, results)
+    if not data:
+        print("KBR_DATA is not set: no car insurance")
+    print(results["seconds, n = 1000"])
+
+
+if __name__ == "__main__":
+    main()

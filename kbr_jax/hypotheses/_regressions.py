@@ -1,0 +1,180 @@
+r"""Kernel ridge regressions on a variable, whose kernel and ridge are chosen by leave-one-out."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .._lapack import eigh
+from .._numerics import matmul, safe_divide, safe_sqrt, squared_distances
+from .._typing import Array, Float, Int, PRNGKeyArray
+from ..features import Landmarks, landmark_features
+from ..kernels import Gaussian
+
+#: Ridges in units of the kernel, which is about 1 on its diagonal.
+RIDGES = np.logspace(-4, 2, 13)
+#: Bandwidths in units of the median distance, and how often the metric is learned.
+_BANDWIDTHS, _ROUNDS = (0.5, 1.0), 2
+#: Share of the directions in which nothing was seen to change.
+_FLOOR = 1e-3
+
+
+class Smoother(eqx.Module):
+    r"""Ridge regressions on centered features in their principal axes, with an intercept.
+
+    `basis` W `[n, p]` has orthogonal columns of squared norms `values` `[p]`, and
+    $R = H - W (W^\top W + \rho I)^{-1} W^\top$ takes a fit away. The candidates of a choice are a
+    leading axis of both.
+    """
+
+    basis: Float[Array, "*c n p"]
+    values: Float[Array, "*c p"]
+
+    def left(self, ridge: Float[Array, ""]) -> Float[Array, " n"]:
+        """The diagonal of R."""
+        n = self.basis.shape[0]
+        found = 1 - 1 / n - matmul(self.basis**2, 1 / (self.values + ridge))
+        # A point that decides its own fit has a residual of rounding.
+        return jnp.maximum(found, jnp.finfo(found.dtype).eps ** 0.5)
+
+    def slope(self, targets: Float[Array, "n t"], ridge: Float[Array, ""]) -> Float[Array, "p t"]:
+        """Coefficients of centered targets on the axes."""
+        return matmul(self.basis.T, targets) / (self.values + ridge)[:, None]
+
+    def residual(self, targets: Float[Array, "n t"], ridge: Float[Array, ""]) -> Array:
+        """R t of centered targets."""
+        return targets - matmul(self.basis, self.slope(targets, ridge))
+
+    def losses(self, targets: Float[Array, "n t"], ridges: Float[Array, " q"]) -> Array:
+        """Mean squared leave-one-out error of centered targets, for each ridge."""
+        n, count = self.basis.shape[0], targets.shape[1]
+        shrunk = 1 / (self.values[:, None] + ridges)
+        found = matmul(self.basis.T, targets)
+        fits = (shrunk[:, :, None] * found[:, None]).reshape(-1, ridges.size * count)
+        errors = targets[:, None] - matmul(self.basis, fits).reshape(n, ridges.size, count)
+        left = jax.vmap(self.left, out_axes=1)(ridges)
+        return jnp.mean(jnp.sum(errors**2, axis=2) / left**2, axis=0)
+
+
+def smoother(features: Float[Array, "n p"]) -> Smoother:
+    """Turn features to their principal axes. Cost O(n p^2 + p^3)."""
+    return _rotated(features)[0]
+
+
+def _rotated(features: Float[Array, "n p"]) -> tuple[Smoother, Float[Array, "p p"]]:
+    features = features - jnp.mean(features, axis=0)
+    values, vectors = eigh(matmul(features.T, features))
+    return Smoother(matmul(features, vectors), jnp.maximum(values, 0)), vectors
+
+
+class Regression(eqx.Module):
+    """A chosen regression of targets whose mean is taken away.
+
+    `loss` is its mean squared leave-one-out error, and `total` that of the mean.
+    """
+
+    smoother: Smoother
+    ridge: Float[Array, ""]
+    targets: Float[Array, "n t"]
+    loss: Float[Array, ""]
+    total: Float[Array, ""]
+
+    def residual(self) -> Float[Array, "n t"]:
+        """What the fit to all points leaves."""
+        return self.smoother.residual(self.targets, self.ridge)
+
+    def left_out(self) -> Float[Array, "n t"]:
+        """What is left of each point by the fit without it."""
+        return self.residual() / self.smoother.left(self.ridge)[:, None]
+
+    def halved(self, key: PRNGKeyArray) -> Float[Array, ""]:
+        """Mean squared error where each half of the sample predicts the other."""
+        half = self.targets.shape[0] // 2
+        order = jax.random.permutation(key, self.targets.shape[0])
+        halves = order[: 2 * half].reshape(2, half)
+
+        def errors(parts):
+            fit, held = parts
+            basis, targets = self.smoother.basis, self.targets
+            mean = jnp.mean(targets[fit], axis=0)
+            found, vectors = _rotated(basis[fit])
+            slope = matmul(vectors, found.slope(targets[fit] - mean, self.ridge))
+            rows = basis[held] - jnp.mean(basis[fit], axis=0)
+            return jnp.sum((targets[held] - mean - matmul(rows, slope)) ** 2)
+
+        return jnp.mean(lax.map(errors, (halves, halves[::-1]))) / half
+
+
+def regress(candidates: Smoother, targets: Float[Array, "n t"]) -> Regression:
+    """Regress by the candidate and the ridge with the least leave-one-out error."""
+    n = targets.shape[0]
+    targets = targets - jnp.mean(targets, axis=0)
+    ridges = jnp.asarray(RIDGES, targets.dtype)
+    losses = lax.map(lambda one: one.losses(targets, ridges), candidates)
+    best = jnp.argmin(losses)
+    chosen = jax.tree.map(lambda leaf: leaf[best // ridges.size], candidates)
+    total = jnp.mean(jnp.sum(targets**2, axis=1)) * (n / (n - 1)) ** 2
+    return Regression(chosen, ridges[best % ridges.size], targets, jnp.min(losses), total)
+
+
+def learned_smoothers(
+    z: Float[Array, "n d"], rows: Int[Array, " r"], targets: Float[Array, "n t"]
+) -> Smoother:
+    """Linear regression, and Gaussian kernels with a linear part, in metrics that are learned.
+
+    The first metric is that of the standardized coordinates. The next ones are the mean outer
+    product of the gradients of the targets' regressions (Trivedi et al. 2014): directions in which
+    no target changes stop counting. The targets have mean 0.
+    """
+    spread = jnp.std(z, axis=0)
+    z = safe_divide(z - jnp.mean(z, axis=0), spread)
+    d = z.shape[1]
+    linear = z / jnp.sqrt(jnp.asarray(d, z.dtype))
+    flat = smoother(jnp.pad(linear, ((0, 0), (0, rows.size))))
+
+    def one(metric, bandwidth):
+        seen = matmul(z, metric)
+        points = seen[rows]
+        kernel = Gaussian(bandwidth * _median_distance(points))
+        features = landmark_features(kernel, seen, Landmarks(points, jnp.ones(rows.size, bool)))
+        found, vectors = _rotated(jnp.concatenate([linear, features.matrix], axis=1))
+        return found, vectors, features
+
+    def turn(metric, _):
+        found, vectors, features = lax.map(
+            lambda h: one(metric, h), jnp.asarray(_BANDWIDTHS, z.dtype)
+        )
+        last = jax.tree.map(lambda leaf: leaf[-1], (found, vectors, features))
+        product = _slopes(z, rows, metric, last, targets)
+        floor = _FLOOR * jnp.eye(d, dtype=z.dtype)
+        shares = safe_divide(product, jnp.trace(product)) * d + floor
+        values, axes = eigh(shares)
+        return matmul(axes * safe_sqrt(values), axes.T), found
+
+    rounds = lax.scan(turn, jnp.eye(d, dtype=z.dtype), length=_ROUNDS + 1)[1]
+    merged = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), rounds)
+    return jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), flat, merged)
+
+
+def _median_distance(points: Float[Array, "r d"]) -> Float[Array, ""]:
+    pairs = np.triu_indices(points.shape[0], k=1)
+    distances = safe_sqrt(squared_distances(points, points)[pairs])
+    found = jnp.median(distances)
+    return jnp.where(found > 0, found, jnp.where(jnp.mean(distances) > 0, jnp.mean(distances), 1))
+
+
+def _slopes(z: Array, rows: Array, metric: Array, fitted: tuple, targets: Array) -> Array:
+    """Mean outer product of the gradients of the best regression of the targets."""
+    found, vectors, features = fitted
+    n, d = z.shape
+    ridges = jnp.asarray(RIDGES, z.dtype)
+    ridge = ridges[jnp.argmin(found.losses(targets, ridges))]
+    slope = matmul(vectors, found.slope(targets, ridge))
+    weights = features.on_landmarks(slope[d:].T).T
+    gram, points = features.kernel.gram(features.points, features.landmarks.points), z[rows]
+    near = matmul(gram, (weights[:, :, None] * points[:, None]).reshape(rows.size, -1))
+    near = near.reshape(n, -1, d) - matmul(gram, weights)[:, :, None] * z[:, None]
+    curved = matmul(near, matmul(metric, metric.T)) / features.kernel.bandwidth**2
+    gradients = (curved + slope[:d].T / jnp.sqrt(jnp.asarray(d, z.dtype))).reshape(-1, d)
+    return matmul(gradients.T, gradients) / n

@@ -1,0 +1,187 @@
+"""Conditional independence: regressions in plain NumPy, level and power, what is trusted."""
+
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+import kbr_jax as kbr
+from kbr_jax.hypotheses import _conditional
+from kbr_jax.hypotheses._regressions import RIDGES, regress, smoother
+
+KEY = jax.random.key(0)
+RNG = np.random.default_rng(0)
+G = kbr.Gaussian(1.0)
+ci_test = kbr.hypotheses.conditional_independence_test
+pytestmark = pytest.mark.filterwarnings("ignore:The regressions on")
+
+
+def test_a_regression_against_its_definition():
+    features, targets = RNG.normal(size=(12, 4)), RNG.normal(size=(12, 2))
+    candidates = jax.tree.map(lambda leaf: leaf[None], smoother(jnp.asarray(features)))
+    found = regress(candidates, jnp.asarray(targets))
+    # The features keep the center of the whole sample, and the intercept is free.
+    design = np.column_stack([features - np.mean(features, axis=0), np.ones(12)])
+
+    def errors(ridge):
+        penalty = np.diag([ridge] * 4 + [0.0])
+        result = []
+        for i in range(12):
+            kept = np.arange(12) != i
+            normal = design[kept].T @ design[kept] + penalty
+            result.append(
+                targets[i] - design[i] @ np.linalg.solve(normal, design[kept].T @ targets[kept])
+            )
+        return np.array(result)
+
+    losses = [np.mean(np.sum(errors(ridge) ** 2, axis=1)) for ridge in RIDGES]
+    np.testing.assert_allclose(found.loss, np.min(losses), rtol=1e-8)
+    np.testing.assert_allclose(found.ridge, RIDGES[np.argmin(losses)])
+    np.testing.assert_allclose(found.left_out(), errors(float(found.ridge)), rtol=1e-7)
+    means = [targets[i] - np.mean(np.delete(targets, i, axis=0), axis=0) for i in range(12)]
+    np.testing.assert_allclose(found.total, np.mean(np.sum(np.square(means), axis=1)))
+
+
+def test_the_statistic_and_its_null_against_their_definitions():
+    """With kernels of labels, features are of the points themselves."""
+    n = 40
+    z = RNG.normal(size=(n, 1))
+    x, y = (np.asarray(z[:, 0] + RNG.normal(size=n) > 0, int) for _ in range(2))
+    found = ci_test(None, None, kbr.Gaussian(0.7), x, y, jnp.asarray(z), key=KEY, num_draws=400)
+    center = np.eye(n) - 1 / n
+    gram = center @ np.asarray(kbr.gram(kbr.Gaussian(0.7), z)) @ center
+
+    def left(labels):
+        features = center @ (labels[:, None] == np.arange(2))
+
+        def loss(ridge):
+            residual = center - gram @ np.linalg.inv(gram + ridge * np.eye(n))
+            errors = residual @ features / np.diag(residual)[:, None]
+            return np.mean(np.sum(errors**2, axis=1)), residual
+
+        residual = min((loss(ridge) for ridge in RIDGES), key=lambda pair: pair[0])[1]
+        return residual, residual @ features
+
+    (rx, phi), (ry, psi) = left(x), left(y)
+    rows = jax.random.permutation(jax.random.split(KEY, 3)[0], n)[:200]
+    omega = np.asarray(_conditional._weights(jnp.asarray(z), rows))
+    assert np.all(omega[:, 0] == 1)
+    np.testing.assert_allclose(np.sum(omega[:, 1:] ** 2) / n, 1)
+    products = (phi @ phi.T) * (psi @ psi.T) * (omega @ omega.T)
+    np.testing.assert_allclose(found.statistic, np.sum(products) / n, rtol=1e-6)
+    freedom = np.trace(rx @ rx @ ry @ ry) / np.sum(np.diag(rx @ rx) * np.diag(ry @ ry))
+    expected, spread = np.trace(products) / n, products - np.diag(np.diag(products))
+    spread = np.sqrt(2 * np.sum(spread**2)) / n
+    scale = max(freedom, 1)
+    assert abs(np.mean(found.null) / scale - expected) < 4 * spread / np.sqrt(400)
+    np.testing.assert_allclose(np.std(found.null) / scale, spread, rtol=0.3)
+    cross = np.sum((phi.T @ psi) ** 2)
+    sizes = np.sum((phi.T @ phi) ** 2) * np.sum((psi.T @ psi) ** 2)
+    np.testing.assert_allclose(found.effect, cross / np.sqrt(sizes), rtol=1e-6)
+
+
+def triples(key, n, shared=0.0, curved=True):
+    """The setting in which regressions by a fixed bandwidth and ridge failed."""
+    first, second, third = jax.random.split(key, 3)
+    z = jax.random.normal(first, (n, 3))
+    f, s = jnp.sum(z, axis=1) / np.sqrt(3), shared * jax.random.normal(second, (n,))
+    noise = 0.3 * jax.random.normal(third, (2, n))
+    x = jnp.sin(2 * f) if curved else f
+    return (x + s + noise[0])[:, None], (f + s + noise[1])[:, None], z
+
+
+def labels(key, n):
+    x, y, z = triples(key, n, curved=False)
+    return (x[:, 0] > 0).astype(int), y, z
+
+
+def mixed(key, n):
+    """How x and y follow z changes with a label in z."""
+    x, y, z = triples(key, n, curved=False)
+    group = jnp.arange(n) % 2
+    return jnp.where(group[:, None] > 0, x, -x), y, (z, group)
+
+
+def heavy(key, n):
+    x, y, z = triples(key, n, curved=False)
+    noise = jax.random.cauchy(jax.random.fold_in(key, 1), (2, n, 1))
+    return x + noise[0], y + noise[1], z
+
+
+def rejections(make, count, n, **options):
+    def one(key):
+        own, data = jax.random.split(key)
+        return ci_test(None, None, None, *make(data, n, **options), key=own, num_draws=99).p_value
+
+    p = jax.jit(lambda keys: jax.lax.map(one, keys))(jax.random.split(KEY, count))
+    return int(np.sum(np.asarray(p) <= 0.05))
+
+
+@pytest.mark.parametrize("make", [triples, labels, mixed, heavy])
+def test_the_level_is_kept(make):
+    assert rejections(make, 200, 30) <= scipy.stats.binom.ppf(0.999, 200, 0.05)
+
+
+def test_dependence_is_found():
+    assert rejections(triples, 40, 100, shared=0.7) >= 36
+
+
+def test_what_the_result_says():
+    x, y, z = triples(KEY, 100, curved=False)
+    found = ci_test(None, None, None, x, y, z, key=KEY)
+    assert 0.85 < found.explained[0] < 1 and found.bias < 2
+    assert "z predicts 9" in str(found) and "trust" not in str(found)
+    many = jax.random.normal(KEY, (60, 10))
+    f = jnp.sin(2 * jnp.sum(many, axis=1, keepdims=True) / np.sqrt(10))
+    x, y = f + 0.1 * x[:60], f + 0.1 * y[:60]
+    with pytest.warns(UserWarning, match="more triples"):
+        found = ci_test(None, None, None, x, y, many, key=KEY)
+    assert found.bias > 2 and "do not trust" in str(found)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_degenerate_samples(dtype):
+    n = 20
+    z, noise = (jnp.asarray(RNG.normal(size=(n, 1)), dtype) for _ in range(2))
+    constant, same = jnp.full((n, 1), 0.1, dtype), jnp.arange(n) % 2
+    cases: list[tuple[Any, Any, Any, bool]] = [
+        (constant, noise, z, True),
+        (z, noise, z, True),  # z determines x
+        (noise, z, constant, False),
+        (noise, same, (z, same), True),
+        (noise[:, 0], same, same, True),
+        (noise[:4], z[:4], z[:4] ** 2, False),
+    ]
+    if dtype == jnp.float64:
+        cases.append(((noise, same), z, same, False))  # labels have the precision of the session
+    for x, y, given, certain in cases:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = ci_test(None, None, None, x, y, given, key=KEY, num_draws=99)
+        assert found.p_value.dtype == dtype
+        assert 0 < found.p_value <= 1 and np.all(np.isfinite(found.null))
+        assert np.isfinite(found.bias) and np.all(np.isfinite(found.explained))
+        if certain:
+            assert found.p_value > 0.2
+
+
+def test_kernels_that_are_given():
+    x, y, z = triples(KEY, 50)
+    for kernels in ((kbr.Linear(), G, None), (None, G, kbr.Linear())):
+        assert 0 < ci_test(*kernels, x, y, z, key=KEY, num_draws=99).p_value <= 1
+
+
+def test_batches_and_gradients():
+    x, y, z = triples(KEY, 30)
+
+    def statistic(x):
+        return ci_test(None, None, None, x, y, z, key=KEY, num_draws=9).statistic
+
+    found = jax.vmap(jax.value_and_grad(statistic))(jnp.stack([x, 2 * x + 1]))
+    np.testing.assert_allclose(found[0][0], found[0][1], rtol=1e-6)  # scale and origin: no matter
+    np.testing.assert_allclose(found[1][0], 2 * found[1][1], rtol=1e-4, atol=1e-6)
+    assert np.all(np.isfinite(found[1]))

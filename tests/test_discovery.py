@@ -1,0 +1,59 @@
+"""The tests of independence inside the searches of causal-learn and pgmpy."""
+
+import warnings
+
+import jax
+import numpy as np
+import pytest
+
+import kbr_jax as kbr
+
+KEY = jax.random.key(3)
+# Both packages, and what they import, warn of their own affairs.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def collider(n=200):
+    """A and b cause c, and c causes d, a label."""
+    rng = np.random.default_rng(0)
+    a, b, noise, own = rng.normal(size=(4, n))
+    c = np.tanh(2 * a) + b + 0.3 * noise
+    return a, b, c, np.where(c + 0.3 * own > 0, "yes", "no")
+
+
+#: Edges between the numbers of columns, of which those into 2 are known to point there.
+SKELETON = {frozenset(pair) for pair in ((0, 2), (1, 2), (2, 3))}
+
+
+def test_causal_learn():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from causallearn.search.ConstraintBased.PC import pc
+
+    a, b, c, d = collider()
+    data = np.column_stack([a, b, c, d == "yes"]).astype(float)
+    name = kbr.hypotheses.causal_learn_test(key=KEY, labels=[3], num_draws=200)
+    graph = pc(data, alpha=0.01, indep_test=name, show_progress=False).G.graph
+    found = {frozenset(map(int, pair)) for pair in zip(*np.nonzero(graph), strict=True)}
+    assert found == SKELETON
+    assert graph[2, 0] == graph[2, 1] == 1 and graph[0, 2] == graph[1, 2] == -1  # arrows into c
+
+
+def test_pgmpy():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import pandas as pd
+        from pgmpy.causal_discovery import PC
+
+    frame = pd.DataFrame(dict(zip("abcd", collider(), strict=True)))
+    test = kbr.hypotheses.pgmpy_test(frame, key=KEY, num_draws=200)
+    assert test("a", "b", []) and not test("a", "c", []) and test("a", "d", ["c"])
+    assert test("a", "d", ("c", "b"), 0.01) == test("d", "a", ("b", "c"), 0.01)
+    model = PC(ci_test=test, significance_level=0.01, show_progress=False).fit(frame)
+    found = {frozenset("abcd".index(node) for node in edge) for edge in model.causal_graph_.edges()}
+    assert found == SKELETON
+
+
+def test_columns_must_have_one_size():
+    with pytest.raises(ValueError, match="`y`"):
+        kbr.hypotheses.pgmpy_test({"a": np.ones(5), "b": np.ones(6)}, key=KEY)("a", "b")
