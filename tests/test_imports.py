@@ -40,7 +40,11 @@ FLOOR = {name: level for level, names in enumerate(FLOORS) for name in names}
 OUTSIDE = {"jax", "equinox", "optax", "jaxtyping", "numpy"}
 
 #: What one file alone may import, inside a function: the package works without it.
-EXTRAS = {"tuning/_progress.py": {"tqdm"}, "plotting.py": {"matplotlib"}}
+EXTRAS = {
+    "tuning/_progress.py": {"tqdm"},
+    "plotting.py": {"matplotlib"},
+    "hypotheses/_discovery.py": {"causallearn"},
+}
 
 
 def name_of(path):

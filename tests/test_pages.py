@@ -43,6 +43,7 @@ FOUND = {
         .p_value
         < 0.05
     ),
+    "guide/conditional-independence.md": lambda n: n["given"].p_value < 0.05,
     "guide/change-points.md": lambda n: (
         np.abs(n["found"].changes - np.array([100, 200, 300])).max() < 10
     ),

@@ -38,8 +38,12 @@ def local_dependence_test(
       points.
 
     **Returns:** a `TestResult`; for b points `p_value` `[b]`, `statistic` `[b]` and `null`
-    `[b, B]`, each for a test of its own: many points are many tests. Cost O(n^3 + B b n^2); the
-    level holds where many points are near x, not exactly.
+    `[b, B]`, each for a test of its own: many points are many tests. Cost O(n^3 + B b n^2).
+
+    The level holds only where the model predicts Y and Z well, from many points near x. Where X
+    explains most of their variance, a regularizer that is too large leaves some of X in both
+    residuals, and the test rejects true hypotheses. `leave_out_loss` orders regularizers and
+    bandwidths rightly.
 
     **Raises:** `ValueError` for a model of other than pairs, or points of another kind.
     """

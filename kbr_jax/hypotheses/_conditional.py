@@ -229,7 +229,7 @@ def _unit(leaf: Float[Array, "n *d"]) -> Float[Array, "n k"]:
 def _residuals(
     kernel: AbstractKernel | None, points: Points, candidates: Smoother, rows: Int[Array, " r"]
 ) -> tuple[Regression, Float[Array, "n s"], Float[Array, ""]]:
-    """The regression of a variable, what z does not predict of features, and their mean square."""
+    """The regression of a variable, features without what z predicts, and their mean square."""
     dtype, firsts = candidates.basis.dtype, []
 
     def replaced(leaf):
