@@ -30,7 +30,7 @@ def normalized(k, l):  # noqa: E741
     return (np.sum(k * l) / n**2 - expected) / np.sqrt(np.prod(sides)) * n * (n - 1)
 
 
-def test_the_soft_maximum_over_pairs_of_kernels():
+def test_the_maximum_over_pairs_of_kernels():
     x, y = RNG.normal(size=(15, 2)), RNG.normal(size=(15, 1))
     y = y + x[:, :1] ** 2
     widths = (0.5, 2.0), (0.3, 1.0, 3.0)
@@ -38,8 +38,6 @@ def test_the_soft_maximum_over_pairs_of_kernels():
     values = np.array(
         [[normalized(gaussian(x, x, a), gaussian(y, y, b)) for b in widths[1]] for a in widths[0]]
     )
-    scale = np.sqrt(15 * 14)
-    expected = np.log(np.mean(np.exp(scale * values))) / scale
     for landmarks in (None, 15):
         found = kbr.hypotheses.independence_test(
             *kernels,
@@ -49,7 +47,7 @@ def test_the_soft_maximum_over_pairs_of_kernels():
             num_permutations=50,
             landmarks=landmarks,
         )
-        close(found.statistic, expected, 1e-6)
+        close(found.statistic, np.max(values), 1e-6)
         assert found.best == np.argmax(values) and len(found.kernels) == 6
         close(found.effect, np.max(values), 1e-6)
         close(found.p_value, (1 + np.sum(np.asarray(found.null) >= float(found.statistic))) / 51)
@@ -66,7 +64,7 @@ def test_default_collections_of_pairs():
 def test_hsic_without_its_mean_has_mean_0_over_all_permutations():
     x, y = jnp.asarray(RNG.normal(size=(40, 1))), jnp.asarray(RNG.normal(size=(40, 1)))
     kernels = [kbr.Gaussian(0.5), kbr.Gaussian(0.5)]
-    # One kernel twice: the soft maximum is the value itself.
+    # One kernel twice: the maximum is the value itself.
     null = kbr.hypotheses.independence_test(kernels, G, x, y, key=KEY, num_permutations=2000).null
     assert abs(np.mean(null)) < 5 * np.std(null) / np.sqrt(2000)
 

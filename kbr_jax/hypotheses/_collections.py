@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.scipy.special import logsumexp
 
 from .._checks import size, take
 from .._numerics import safe_sqrt, squared_distances
@@ -120,29 +119,19 @@ def for_each(function: Callable[[AbstractKernel], Any], kernels: Sequence[Abstra
 Fused = tuple[Float[Array, ""], Float[Array, " draws"], Float[Array, ""], Int[Array, ""]]
 
 
-def fused(found: tuple[Array, ...], least: int) -> Fused:
-    """The soft maximum of normalized statistics, its null, its rounding, and the best kernel.
+def fused(found: tuple[Array, ...]) -> Fused:
+    """The largest normalized statistic, its null, its rounding, and the best kernel.
 
     `found` are the statistics `[kernels]`, their null `[draws, kernels]`, their magnitudes
-    `[kernels]`, and the sums of squares of the entries of the matrices `[kernels]`, without the
-    diagonal.
+    `[kernels]`, and the units of the statistics `[kernels]`, 0 for a matrix of zeros.
     """
-    statistics, null, magnitude, squares = found
+    statistics, null, magnitude, units = found
     if statistics.shape[0] == 1:
         return statistics[0], null[:, 0], magnitude[0], jnp.zeros((), int)
-    pairs = float(least * (least - 1))
-    spread = safe_sqrt(squares / pairs)
-    # A matrix of zeros has statistic 0.
-    spread = jnp.where(spread > 0, spread, 1)
-    temperature = np.sqrt(pairs).astype(spread.dtype)
-
-    def soft(values):
-        count = np.log(values.shape[-1]).astype(spread.dtype)
-        return (logsumexp(temperature * values / spread, axis=-1) - count) / temperature
-
+    units = jnp.where(units > 0, units, 1)
     return (
-        soft(statistics),
-        soft(null),
-        jnp.max(magnitude / spread),
-        jnp.argmax(statistics / spread),
+        jnp.max(statistics / units),
+        jnp.max(null / units, axis=-1),
+        jnp.max(magnitude / units),
+        jnp.argmax(statistics / units),
     )

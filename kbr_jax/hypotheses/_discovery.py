@@ -55,7 +55,8 @@ def causal_learn_test(
         def __call__(self, X, Y, condition_set=None):
             first, second, given, entry = self.get_formatted_XYZ_and_cachekey(X, Y, condition_set)
             if entry not in self.pvalue_cache:
-                self.pvalue_cache[entry] = self.test(first[0], second[0], given)
+                found = self.test(first[0], second[0], given)
+                self.pvalue_cache[entry] = found  # pyright: ignore[reportArgumentType]
             return self.pvalue_cache[entry]
 
     register_ci_test(name, Test)

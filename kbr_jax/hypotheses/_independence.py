@@ -41,14 +41,14 @@ def independence_test(
     r"""Test whether X and Y are independent, from n pairs.
 
     With one kernel each the statistic is $\mathrm{HSIC} = \operatorname{tr}(K H L H) / n^2$
-    (Gretton et al. 2008, eq 4). With several it is the soft maximum over all pairs of kernels, as
-    in `two_sample_test`, of HSIC without its mean over permutations, in units of its spread under
+    (Gretton et al. 2008, eq 4). With several it is the maximum over all pairs of kernels, as in
+    `two_sample_test`, of HSIC without its mean over permutations, in units of its spread under
     them: for the centered $\tilde K = H K H$ and $\tilde L = H L H$,
 
-    $$ \frac1\lambda \log \frac1K \sum_{kl} \exp \lambda w_{kl}, \quad
+    $$ \max_{kl} w_{kl}, \quad
        w_{kl} = \frac{\mathrm{HSIC}_{kl} - \operatorname{tr} \tilde K \operatorname{tr} \tilde L /
        n^2 (n - 1)}{\big( \sum_{i \ne j} \tilde K_{ij}^2 \sum_{i \ne j} \tilde L_{ij}^2
-       \big)^{1/2} / n (n - 1)}, \quad \lambda = \sqrt{n (n - 1)}. $$
+       \big)^{1/2} / n (n - 1)}. $$
 
     The effect is w of the deciding pair, a squared correlation of features: 0 for independence, at
     most 1 (centered kernel alignment: Cortes, Mohri and Rostamizadeh 2012, def 4).
@@ -101,7 +101,7 @@ def independence_test(
             for own, points in zip(kernels, (x, y), strict=True)
         )
         *found, effects = _low_rank(maps, bool(dependent), draw_key, draws, mesh)
-    statistic, null, magnitude, best = fused(tuple(found), n)
+    statistic, null, magnitude, best = fused(tuple(found))
     effect = effects[best]
     return from_null(
         statistic,
@@ -232,8 +232,7 @@ def _normalized(
     x, y = sides
     pairs = n * (n - 1)
     expected = x.trace[:, None] * y.trace / pairs / n
-    squares = x.squares[:, None] * (y.squares / pairs)
-    spread = safe_sqrt(squares / pairs)
+    spread = safe_sqrt(x.squares[:, None] / pairs * (y.squares / pairs))
     some = spread > 0
     spread = jnp.where(some, spread, 1)
     effect = jnp.where(some, (own - expected) / spread, 0)
@@ -248,7 +247,7 @@ def _normalized(
         own, null = (jnp.where(some, values - expected, 0) for values in (own, null))
     effects = jnp.concatenate([effect[..., None], interval], axis=-1).reshape(-1, 3)
     flat = own.reshape(-1), null.reshape(null.shape[0], -1), magnitude.reshape(-1)
-    return *flat, squares.reshape(-1), effects
+    return *flat, spread.reshape(-1), effects
 
 
 @eqx.filter_jit

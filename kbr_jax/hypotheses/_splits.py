@@ -10,7 +10,7 @@ from jax import lax
 from jax.sharding import Mesh
 
 from .._checks import padded, size, take
-from .._numerics import matmul
+from .._numerics import matmul, safe_sqrt
 from .._typing import Array, Bool, Float, Int, Points, PRNGKeyArray
 from ..devices import over_devices
 from ..kernels import AbstractKernel, gram_matvec
@@ -21,7 +21,7 @@ from ._results import interval_of, relevant
 _TILE, _BATCH = 512, 64
 
 #: Statistics `[kernels]`, those of the splits `[draws, kernels]`, magnitudes of their terms
-#: `[kernels]`, the sums of squares of the Gram matrices without diagonals `[kernels]`, and effect
+#: `[kernels]`, root mean squares of the Gram matrices without diagonals `[kernels]`, and effect
 #: with its interval `[kernels, 3]`.
 Found = tuple[
     Float[Array, " kernels"],
@@ -118,7 +118,7 @@ def _over_splits(
     pairs = float(total * (total - 1))
     # The smaller sample is the first: then no sum of a statistic exceeds this many times its terms.
     magnitude = relevant(centers / pairs, wholes / pairs) * (3 + total**2 / (m * (m - 1)))
-    return statistics, null, magnitude, wholes, jnp.stack(effect, axis=-1)
+    return statistics, null, magnitude, safe_sqrt(wholes / pairs), jnp.stack(effect, axis=-1)
 
 
 def _effect(

@@ -59,7 +59,7 @@ def goodness_of_fit_test(
        T = \frac{1}{n (n - 1)} \sum_{i \ne j} u(x_i, x_j), $$
 
     T estimates the squared discrepancy. It is 0 for a sample of p. With several kernels the
-    statistic is their soft maximum, as in `two_sample_test`. The null distribution is that of
+    statistic is the largest normalized one, as in `two_sample_test`. The null distribution is of
     $\frac{1}{n (n - 1)} \sum_{i \ne j} W_i W_j u(x_i, x_j)$ for random multipliers W (wild
     bootstrap): independent signs, or an autoregressive process for `dependent` points,
 
@@ -205,10 +205,11 @@ def _run(
     def of(kernel: AbstractKernel):
         u = matrix(kernel, (x, scores)) * (1 - jnp.eye(n, dtype=x.dtype))
         null = jnp.sum(matmul(drawn, u) * drawn, axis=-1) / pairs
-        return jnp.sum(u) / pairs, null, jnp.sum(jnp.abs(u)) / pairs, jnp.sum(u**2)
+        unit = safe_sqrt(jnp.sum(u**2) / pairs)
+        return jnp.sum(u) / pairs, null, jnp.sum(jnp.abs(u)) / pairs, unit
 
-    statistics, null, magnitude, squares = for_each(of, kernels)
-    return fused((statistics, null.T, magnitude, squares), n)
+    statistics, null, magnitude, units = for_each(of, kernels)
+    return fused((statistics, null.T, magnitude, units))
 
 
 def multipliers(

@@ -67,12 +67,14 @@ def two_sample_test(
     $$ \mathrm{MMD}^2 = \frac{1}{n (n - 1)} \sum_{i \ne j} k(x_i, x_j)
        + \frac{1}{m (m - 1)} \sum_{i \ne j} k(y_i, y_j) - \frac{2}{n m} \sum_{ij} k(x_i, y_j). $$
 
-    With K kernels it is the soft maximum of the normalized ones (MMD-FUSE: Biggs, Schrab and
-    Gretton 2023, eq 8): for pooled points $z_i$, $N = n + m$ and $l = \min(n, m)$,
+    With K kernels it is the largest of the normalized ones: for the N pooled points $z_i$,
 
-    $$ \frac1\lambda \log \frac1K \sum_k \exp \frac{\lambda \, \mathrm{MMD}_k^2}{s_k}, \quad
-       s_k^2 = \frac{1}{l (l - 1)} \sum_{i \ne j} k(z_i, z_j)^2, \quad
-       \lambda = \sqrt{l (l - 1)}. $$
+    $$ \max_k \mathrm{MMD}_k^2 / s_k, \qquad
+       s_k^2 = \frac{1}{N (N - 1)} \sum_{i \ne j} k(z_i, z_j)^2. $$
+
+    This is the statistic of MMD-FUSE (Biggs, Schrab and Gretton 2023, eq 8), a soft maximum, at the
+    temperature of the authors' program, where it equals the maximum up to rounding. The milder
+    temperature of their text has less power: .41 against .50 on their mixture of Gaussians.
 
     The permutations choose among the kernels as the data does, so the level stays exact. The effect
     is the energy coefficient of the deciding kernel (Székely and Rizzo 2013),
@@ -140,7 +142,7 @@ def two_sample_test(
     else:
         maps = tuple(fit_features(one, pooled, landmarks).matrix for one in kernels)
         *found, effects = by_features(maps, least, length, draw_key, draws, mesh)
-    statistic, values, magnitude, best = fused(tuple(found), least)
+    statistic, values, magnitude, best = fused(tuple(found))
     effect = effects[best]
     # Theory has an interval for independent points.
     interval = effect[1:] if length == 1 else jnp.full(2, jnp.nan, dtype)
@@ -180,10 +182,11 @@ def _signs(
     def of(kernel: AbstractKernel):
         h = _pairs(kernel, x, y).astype(dtype)
         null = jnp.sum(matmul(drawn, h) * drawn, axis=-1) / scale
-        return jnp.sum(h) / scale, null, jnp.sum(jnp.abs(h)) / scale, jnp.sum(h**2)
+        unit = safe_sqrt(jnp.sum(h**2) / scale)
+        return jnp.sum(h) / scale, null, jnp.sum(jnp.abs(h)) / scale, unit
 
-    statistics, null, magnitude, squares = for_each(of, kernels)
-    return statistics, null.T, magnitude, squares
+    statistics, null, magnitude, units = for_each(of, kernels)
+    return statistics, null.T, magnitude, units
 
 
 def _pairs(kernel: AbstractKernel, x: Points, y: Points) -> Float[Array, "n n"]:
