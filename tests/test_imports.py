@@ -42,7 +42,7 @@ OUTSIDE = {"jax", "equinox", "optax", "jaxtyping", "numpy"}
 #: What one file alone may import, inside a function: the package works without it.
 EXTRAS = {
     "tuning/_progress.py": {"tqdm"},
-    "plotting.py": {"matplotlib"},
+    "plotting/_axes.py": {"matplotlib"},
     "hypotheses/_discovery.py": {"causallearn"},
 }
 

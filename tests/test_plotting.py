@@ -4,6 +4,7 @@ import pathlib
 import subprocess
 import sys
 
+import jax
 import jax.numpy as jnp
 import matplotlib
 import numpy as np
@@ -231,3 +232,17 @@ def test_accepted_steps_between_rejected_ones_are_seen():
     history = kbr.tuning.History(jnp.arange(4.0), None, accepted)
     result = kbr.tuning.TuneResult(0.0, jnp.asarray(0.0), jnp.asarray(0), history)
     assert plotting.plot_history(result).lines[0].get_marker() == "."
+
+
+def test_the_picture_of_a_test():
+    x, y = jnp.arange(30.0) / 10, jnp.arange(30.0) / 10 + 0.5
+    result = kbr.hypotheses.two_sample_test(None, x, y, key=jax.random.key(0), num_permutations=200)
+    axis = plotting.plot_test(result)
+    counts = [bar.get_height() for bar in axis.patches]
+    beyond = np.sum(np.asarray(result.null) >= float(result.statistic))
+    assert sum(counts) == 200 + beyond
+    np.testing.assert_allclose(axis.lines[0].get_xdata(), float(result.statistic))
+    assert f"p = {float(result.p_value):.3g}" in axis.get_legend().get_texts()[-1].get_text()
+    assert axis.get_title(loc="left") == result.hypothesis
+    with pytest.raises(ValueError, match="known distribution"):
+        plotting.plot_test(kbr.hypotheses.block_two_sample_test(kbr.Gaussian(1.0), x, y))

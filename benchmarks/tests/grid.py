@@ -1,0 +1,144 @@
+"""Level of each test on awkward samples: labels, ties, heavy tails, few points, series.
+
+    python -m benchmarks.tests.grid [repetitions]
+
+The hypothesis is true in every data set. Everything is chosen by default.
+"""
+
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.stats
+from tqdm import tqdm
+
+import kbr_jax as kbr
+
+from .. import experiment
+from .series import series
+
+COMMAND = "python -m benchmarks.tests.grid"
+LEVEL, REPETITIONS, DRAWS, N = 0.05, 1000, 199, 50
+Sampler = Callable[[jax.Array, int], Any]
+
+
+def constant(key: jax.Array, n: int) -> jax.Array:
+    return jnp.stack([jax.random.normal(key, (n,)), jnp.ones(n)], axis=1)
+
+
+def mixed(key: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
+    first, second = jax.random.split(key)
+    return jax.random.normal(first, (n, 1)), jax.random.randint(second, (n,), 0, 3)
+
+
+#: A sample of n points.
+SAMPLERS: dict[str, Sampler] = {
+    "continuous": lambda key, n: jax.random.normal(key, (n, 2)),
+    "labels": lambda key, n: jax.random.randint(key, (n,), 0, 3),
+    "counts": lambda key, n: jax.random.poisson(key, 2.0, (n, 1)).astype(float),
+    "mixed columns": mixed,
+    "heavy tails": lambda key, n: jax.random.cauchy(key, (n, 1)),
+    "a constant column": constant,
+}
+SERIES = {"AR(.5), dependent": 0.5, "AR(.9), dependent": 0.9}
+
+
+def two_samples(make: Sampler, n: int, m: int, **options) -> Callable[[jax.Array], jax.Array]:
+    def p_value(key):
+        first, second, own = jax.random.split(key, 3)
+        return kbr.hypotheses.two_sample_test(
+            None, make(first, n), make(second, m), key=own, num_permutations=DRAWS, **options
+        ).p_value
+
+    return p_value
+
+
+def pairs(make: Sampler, n: int, **options) -> Callable[[jax.Array], jax.Array]:
+    def p_value(key):
+        first, second, own = jax.random.split(key, 3)
+        return kbr.hypotheses.independence_test(
+            None, None, make(first, n), make(second, n), key=own, num_permutations=DRAWS, **options
+        ).p_value
+
+    return p_value
+
+
+def driven(key: jax.Array, like: Any, cause: jax.Array) -> Any:
+    """What z drives: numbers move with it, and labels are more often 1 where it is large."""
+
+    def one(leaf):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            return (cause + jax.random.normal(key, cause.shape) > 0).astype(int)
+        return leaf + cause.reshape(-1, *[1] * (leaf.ndim - 1)).astype(leaf.dtype)
+
+    return jax.tree.map(one, like)
+
+
+def triples(make: Sampler, n: int) -> Callable[[jax.Array], jax.Array]:
+    def p_value(key):
+        first, second, third, own = jax.random.split(key, 4)
+        z = make(third, n)
+        cause = sum(
+            (leaf.reshape(n, -1).astype(float).mean(axis=1) for leaf in jax.tree.leaves(z)),
+            jnp.zeros(n),
+        )
+        x, y = (driven(key, make(key, n), cause) for key in (first, second))
+        return kbr.hypotheses.conditional_independence_test(
+            None, None, None, x, y, z, key=own, num_draws=DRAWS
+        ).p_value
+
+    return p_value
+
+
+def settings() -> dict[str, dict[str, Callable[[jax.Array], jax.Array]]]:
+    found: dict[str, dict[str, Callable]] = {}
+    for name, make in SAMPLERS.items():
+        found[name] = {
+            "two samples": two_samples(make, N, N),
+            "independence": pairs(make, N),
+            "given z": triples(make, N),
+        }
+    normal = SAMPLERS["continuous"]
+    found["sizes 20 and 80"] = {"two samples": two_samples(normal, 20, 80)}
+    found["n = 10"] = {
+        "two samples": two_samples(normal, 10, 10),
+        "independence": pairs(normal, 10),
+        "given z": triples(normal, 10),
+    }
+    for name, rho in SERIES.items():
+
+        def make(key, n, rho=rho):
+            return series(key, n, rho)
+
+        found[f"{name}, n = 200"] = {
+            "two samples": two_samples(make, 200, 200, dependent=True),
+            "independence": pairs(make, 200, dependent=True),
+        }
+    return found
+
+
+def main() -> None:
+    jax.config.update("jax_enable_x64", True)
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else REPETITIONS
+    low, high = scipy.stats.binom.ppf([0.005, 0.995], count, LEVEL) / count
+    results: dict[str, Any] = {"repetitions": count, "bounds, 99 %": [float(low), float(high)]}
+    keys, cells = jax.random.split(jax.random.key(0), count), settings()
+    results["levels"] = {}
+    with tqdm(total=sum(map(len, cells.values())), unit="cell") as bar, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name, tests in cells.items():
+            found = results["levels"].setdefault(name, {})
+            for test, p_value in tests.items():
+                run = jax.jit(lambda keys, p=p_value: jax.lax.map(p, keys))
+                found[test] = float(np.mean(np.asarray(run(keys)) <= LEVEL))
+                bar.update()
+            experiment.save("test_levels", COMMAND, results)
+    print(results)
+
+
+if __name__ == "__main__":
+    main()
