@@ -163,8 +163,8 @@ def test_autocorrelation_time():
         if rho[lag] + rho[lag + 1] <= 0:
             break
         total += rho[lag] + rho[lag + 1]
-    close(autocorrelation_time(G, jnp.asarray(x)), max(2 * total - 1, 1))
-    assert autocorrelation_time(G, jnp.zeros((30, 1))) == 1
+    close(autocorrelation_time(kbr.gram(G, jnp.asarray(x))), max(2 * total - 1, 1))
+    assert autocorrelation_time(kbr.gram(G, jnp.zeros((30, 1)))) == 1
 
 
 def test_blocks_of_series():

@@ -41,7 +41,7 @@ def block_length(dependent: bool | int, x: Points, y: Points) -> int:
             "of a block as an integer."
         )
     kernel = default_kernel(jax.tree.map(lambda a, b: jnp.concatenate([a, b]), x, y))
-    time = max(float(autocorrelation_time(kernel, points)) for points in (x, y))
+    time = max(float(_time(kernel, points)) for points in (x, y))
     wanted = int(np.ceil(_TIMES * time))
     if wanted > most:
         warnings.warn(
@@ -54,16 +54,20 @@ def block_length(dependent: bool | int, x: Points, y: Points) -> int:
 
 
 @eqx.filter_jit
-def autocorrelation_time(kernel: AbstractKernel, x: Points) -> Float[Array, ""]:
+def _time(kernel: AbstractKernel, x: Points) -> Float[Array, ""]:
+    x = take(x, slice(_POINTS))
+    return autocorrelation_time(kernel.gram(x, x))
+
+
+def autocorrelation_time(gram: Float[Array, "n n"]) -> Float[Array, ""]:
     r"""$1 + 2 \sum_k \rho_k$ of the features of a series.
 
     The sum ends before the first pair of lags whose sum is not positive (Geyer 1992, section 3.3).
     $\rho_k$ is the mean of $\langle \tilde\phi(x_t), \tilde\phi(x_{t + k}) \rangle$ over t, divided
     by that at lag 0. Of the first 1000 points, up to a third of them as lag.
     """
-    x = take(x, slice(_POINTS))
-    n = size(x)
-    gram = centered(kernel.gram(x, x))
+    gram = centered(gram[:_POINTS, :_POINTS])
+    n = gram.shape[0]
     lags = max(n // 3, 2) // 2 * 2
     # In rows of 2 n + 1 numbers, column k holds the k-th diagonal.
     shifted = jnp.pad(jnp.pad(gram, ((0, 0), (0, n))).reshape(-1), (0, n)).reshape(n, -1)

@@ -13,11 +13,12 @@ import numpy as np
 from jax import lax
 
 from .._checks import as_count, as_weights, check_finite, check_memory, size, take
-from .._numerics import matmul, safe_divide, safe_sqrt
+from .._numerics import matmul, safe_sqrt
 from .._typing import Array, ArrayLike, Float, Int, Points, PRNGKeyArray
 from ..kernels import AbstractKernel, KernelLike
 from ._collections import for_each, fused
 from ._results import TestResult, from_null, simulate
+from ._series import autocorrelation_time
 from ._stein_kernel import (
     LogDensity,
     Scored,
@@ -35,9 +36,8 @@ from ._stein_kernel import (
 #: .33; a normal with ripples .16, .99, .98. Ten of them: as five.
 _SCALES = (0.125, 0.25, 0.5, 1.0, 2.0)
 
-#: Lags whose autocorrelations count, in units of the correlation time (Sokal 1997), and the share
-#: of a chain that a block may be.
-_WINDOW, _LONGEST = 5, 4
+#: Shortest chain, in lengths of its multipliers.
+_LONGEST = 4
 
 
 def goodness_of_fit_test(
@@ -192,7 +192,10 @@ def _run(
 ):
     n = size(x)
     if length is None and not signs:
-        length = jnp.max(for_each(lambda k: _correlation_length(matrix(k, (x, scores))), kernels))
+        time = jnp.max(for_each(lambda k: autocorrelation_time(matrix(k, (x, scores))), kernels))
+        # The bias of the variance of the draws is of order time / length, and their own variance of
+        # order length / n: the cubic root balances both.
+        length = jnp.clip(jnp.cbrt(n * time**2), 1, max(1, n // _LONGEST))
 
     def draw(length, one: PRNGKeyArray) -> Float[Array, " n"]:
         if signs:
@@ -225,32 +228,6 @@ def multipliers(
         return value, value
 
     return lax.scan(step, jnp.zeros((), dtype), noise)[1]
-
-
-def _correlation_length(u: Float[Array, "n n"]) -> Float[Array, ""]:
-    r"""The length $(n \tau^2)^{1/3}$ of multipliers for a chain.
-
-    $\tau = 1 + 2 \sum_{l \le m} \rho_l$, with the autocorrelations of centered features: means of
-    the diagonals of the centered matrix. The bias of the variance of the draws is of order $\tau /
-    l$, and their own variance of order l / n: the cubic root balances both.
-    """
-    n = u.shape[0]
-    rows = jnp.mean(u, axis=0)
-    center = u - rows - rows[:, None] + jnp.mean(rows)
-    most = max(1, n // _LONGEST)
-    index = jnp.arange(n)
-
-    def covariance(lag: Int[Array, ""]) -> Float[Array, ""]:
-        later = index + lag
-        return jnp.sum(jnp.where(later < n, center[index, jnp.minimum(later, n - 1)], 0))
-
-    lags = jnp.arange(most + 1)
-    covariances = lax.map(covariance, lags, batch_size=min(64, most + 1))
-    times = 1 + 2 * jnp.cumsum(safe_divide(covariances[1:], covariances[0]))
-    enough = lags[1:].astype(times.dtype) >= _WINDOW * times
-    last = jnp.where(jnp.any(enough), jnp.argmax(enough), most - 1)
-    time = jnp.maximum(times[last], 1)
-    return jnp.clip(jnp.cbrt(n * time**2), 1, most)
 
 
 @eqx.filter_jit
