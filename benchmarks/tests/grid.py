@@ -44,7 +44,8 @@ SAMPLERS: dict[str, Sampler] = {
     "heavy tails": lambda key, n: jax.random.cauchy(key, (n, 1)),
     "a constant column": constant,
 }
-SERIES = {"AR(.5), dependent": 0.5, "AR(.9), dependent": 0.9}
+#: Correlation of neighbors, length of a block (about eight autocorrelation times), and length.
+SERIES = {"AR(.5), dependent": (0.5, 24, 200), "AR(.9), dependent": (0.9, 100, 600)}
 
 
 def two_samples(make: Sampler, n: int, m: int, **options) -> Callable[[jax.Array], jax.Array]:
@@ -109,14 +110,14 @@ def settings() -> dict[str, dict[str, Callable[[jax.Array], jax.Array]]]:
         "independence": pairs(normal, 10),
         "given z": triples(normal, 10),
     }
-    for name, rho in SERIES.items():
+    for name, (rho, block, length) in SERIES.items():
 
         def make(key, n, rho=rho):
             return series(key, n, rho)
 
-        found[f"{name}, n = 200"] = {
-            "two samples": two_samples(make, 200, 200, dependent=True),
-            "independence": pairs(make, 200, dependent=True),
+        found[f"{name}, n = {length}"] = {
+            "two samples": two_samples(make, length, length, dependent=block),
+            "independence": pairs(make, length, dependent=True),
         }
     return found
 
