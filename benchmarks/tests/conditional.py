@@ -93,7 +93,8 @@ def of_causal_learn(method: str) -> Callable[[Triples, int], tuple[float]]:
     def test(triples: Triples, seed: int) -> tuple[float]:
         np.random.seed(seed)
         data = np.column_stack(triples)
-        return (float(CIT(data, method)(0, 1, list(range(2, data.shape[1])))),)
+        peer: Any = CIT(data, method)
+        return (float(peer(0, 1, list(range(2, data.shape[1])))),)
 
     return test
 

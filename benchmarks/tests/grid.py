@@ -112,12 +112,12 @@ def settings() -> dict[str, dict[str, Callable[[jax.Array], jax.Array]]]:
     }
     for name, (rho, block, length) in SERIES.items():
 
-        def make(key, n, rho=rho):
+        def correlated(key, n, rho=rho):
             return series(key, n, rho)
 
         found[f"{name}, n = {length}"] = {
-            "two samples": two_samples(make, length, length, dependent=block),
-            "independence": pairs(make, length, dependent=True),
+            "two samples": two_samples(correlated, length, length, dependent=block),
+            "independence": pairs(correlated, length, dependent=True),
         }
     return found
 
