@@ -28,6 +28,9 @@ from ._regressions import Regression, Smoother, learned_smoothers, regress, smoo
 from ._results import MOST_BIAS, TestResult, from_null, simulate
 
 #: Landmarks of z by default, features of x and of y, and features of z that weight their products.
+#: Level, and power for post-nonlinear, sign-changing and ring-shaped dependence, n = 120, 200 data
+#: sets: .045, .66, .90, .71; with 50 landmarks .045, .64, .91, .70; with 5 features of x and y no
+#: difference; with 1 feature of z .035, .53, .66, .53.
 _RANK, _FEATURES, _WEIGHTS = 200, 20, 5
 
 
