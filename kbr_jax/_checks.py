@@ -117,7 +117,7 @@ def stacked(parts: list, name: str) -> tuple[Points, np.ndarray]:
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *filled), sizes
 
 
-def _is_float(leaf: Array) -> bool:
+def is_float(leaf: Array) -> bool:
     return jnp.issubdtype(leaf.dtype, jnp.floating)
 
 
@@ -129,19 +129,19 @@ def like(points: Points, reference: Points) -> Points:
     if jax.tree.structure(points) != jax.tree.structure(reference):
         return points
     return jax.tree.map(
-        lambda a, b: a.astype(b.dtype) if _is_float(a) and _is_float(b) else a, points, reference
+        lambda a, b: a.astype(b.dtype) if is_float(a) and is_float(b) else a, points, reference
     )
 
 
 def in_one_precision(*samples: Points) -> tuple[Points, ...]:
     """The samples with all their real numbers in one dtype, the widest among them."""
-    dtypes = [leaf.dtype for leaf in jax.tree.leaves(samples) if _is_float(leaf)]
+    dtypes = [leaf.dtype for leaf in jax.tree.leaves(samples) if is_float(leaf)]
     return in_precision(samples, max(dtypes, key=lambda dtype: jnp.finfo(dtype).bits, default=None))
 
 
 def in_precision(tree: Any, dtype: Any) -> Any:
     """A pytree of arrays with its real numbers in the given dtype."""
-    return jax.tree.map(lambda leaf: leaf.astype(dtype) if _is_float(leaf) else leaf, tree)
+    return jax.tree.map(lambda leaf: leaf.astype(dtype) if is_float(leaf) else leaf, tree)
 
 
 def check_alike(points: Points, name: str, reference: Points, reference_name: str) -> None:

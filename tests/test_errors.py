@@ -779,6 +779,12 @@ CASES = {
         "at least 2 pairs",
     ),
     "three triples": (lambda: triples(X[:3]), "at least 4 triples"),
+    "one landmark of a test": (
+        lambda: kbr.hypotheses.conditional_independence_test(
+            G, G, G, X, X, X, key=KEY, landmarks=1
+        ),
+        "`landmarks` must be at least 2",
+    ),
     "unpaired triples": (lambda: triples(X, X[:5]), "`z`"),
     # Posteriors from simulations.
     "simulations": (lambda: simulate(0), "`num_samples` must be an integer >= 1, got 0"),

@@ -7,10 +7,10 @@ import numpy as np
 from jax import lax
 
 from .._lapack import eigh
-from .._numerics import matmul, safe_divide, safe_sqrt, squared_distances
+from .._numerics import matmul, safe_divide, safe_sqrt
 from .._typing import Array, Float, Int, PRNGKeyArray
 from ..features import Landmarks, landmark_features
-from ..kernels import Gaussian
+from ..kernels import Gaussian, median_heuristic
 
 #: Ridges in units of the kernel, which is about 1 on its diagonal.
 RIDGES = np.logspace(-4, 2, 13)
@@ -136,7 +136,7 @@ def learned_smoothers(
     def one(metric, bandwidth):
         seen = matmul(z, metric)
         points = seen[rows]
-        kernel = Gaussian(bandwidth * _median_distance(points))
+        kernel = Gaussian(bandwidth * median_heuristic(points, max_points=rows.size))
         features = landmark_features(kernel, seen, Landmarks(points, jnp.ones(rows.size, bool)))
         found, vectors = _rotated(jnp.concatenate([linear, features.matrix], axis=1))
         return found, vectors, features
@@ -155,13 +155,6 @@ def learned_smoothers(
     rounds = lax.scan(turn, jnp.eye(d, dtype=z.dtype), length=_ROUNDS + 1)[1]
     merged = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), rounds)
     return jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), flat, merged)
-
-
-def _median_distance(points: Float[Array, "r d"]) -> Float[Array, ""]:
-    pairs = np.triu_indices(points.shape[0], k=1)
-    distances = safe_sqrt(squared_distances(points, points)[pairs])
-    found = jnp.median(distances)
-    return jnp.where(found > 0, found, jnp.where(jnp.mean(distances) > 0, jnp.mean(distances), 1))
 
 
 def _slopes(z: Array, rows: Array, metric: Array, fitted: tuple, targets: Array) -> Array:
