@@ -11,9 +11,11 @@ Docstrings name these papers: S09 and S13 (Song et al. 2009, 2013), F11 (Fukumiz
 from . import devices, dynamics, experimental, hypotheses, likelihood_free, moments, propagation
 from .embedding import (
     Embedding,
+    cdf,
     credible_interval,
     decode,
     decode_rotation,
+    density,
     embed,
     evaluate,
     expectation,
@@ -22,7 +24,6 @@ from .embedding import (
     marginal,
     mean,
     mmd,
-    norm,
     normalize,
     quantile,
     sample,
@@ -49,7 +50,6 @@ from .filtering import (
     diagnose,
     filter_step,
     fit_conditional_embedding_filter,
-    fit_cusum_restart,
     fit_filter,
     init_filter,
     init_from_observation,
@@ -59,14 +59,11 @@ from .filtering import (
     smooth,
     state_mean,
 )
-from .herding import (
-    herd,
-    herd_continuous,
-)
+from .herding import herd
 from .kernels import (
-    AbstractKernel,
     Delta,
     DirectSum,
+    FeatureMap,
     Gaussian,
     Laplace,
     Linear,
@@ -77,6 +74,7 @@ from .kernels import (
     Precomputed,
     RationalQuadratic,
     TensorProduct,
+    Warped,
     gram,
     median_heuristic,
 )
@@ -105,12 +103,12 @@ from .tuning import (
 __version__ = "0.1.0"
 
 __all__ = [
-    "AbstractKernel",
     "Clipping",
     "ConjugateGradient",
     "Delta",
     "DirectSum",
     "Embedding",
+    "FeatureMap",
     "Gaussian",
     "GaussianTransition",
     "KernelBayesFilter",
@@ -125,8 +123,10 @@ __all__ = [
     "RationalQuadratic",
     "SimulatedTransition",
     "TensorProduct",
+    "Warped",
     "bayes_rule",
     "belief",
+    "cdf",
     "chain_rule",
     "condition",
     "condition_centered",
@@ -136,6 +136,7 @@ __all__ = [
     "decode",
     "decode_rotation",
     "delay_embedding",
+    "density",
     "diagnose",
     "embed",
     "evaluate",
@@ -144,13 +145,11 @@ __all__ = [
     "filter_step",
     "fit_conditional",
     "fit_conditional_embedding_filter",
-    "fit_cusum_restart",
     "fit_filter",
     "gram",
     "greedy_landmarks",
     "grid_search",
     "herd",
-    "herd_continuous",
     "hsic",
     "init_filter",
     "init_from_observation",
@@ -166,7 +165,6 @@ __all__ = [
     "mean",
     "median_heuristic",
     "mmd",
-    "norm",
     "normalize",
     "predict",
     "quantile",

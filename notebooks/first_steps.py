@@ -105,7 +105,7 @@ for name, density, posterior in zip(("flat", "leaning"), densities, posteriors):
     upper = [float(kbr.expectation(e, lambda z: jnp.where(z[1] > 0, 1.0, 0.0))) for e in (belief, exact)]
     print(
         f"{name} prior: {upper[0]:.2f} of the belief above the axis (exactly {upper[1]:.2f}); distance to the exact "
-        f"posterior {kbr.mmd(belief, exact) / kbr.norm(exact):.2f} of its norm"
+        f"posterior {kbr.mmd(belief, exact) / kbr.embedding.norm(exact):.2f} of its norm"
     )
 
 # %%

@@ -63,7 +63,9 @@ def fit(**options):
         **options,
     }
     data = STATES[:120], VIEWS
-    return kbr.fit_cusum_restart(options.pop("base", base()), data, features, kbr.mean, **options)
+    return kbr.filtering.fit_cusum_restart(
+        options.pop("base", base()), data, features, kbr.mean, **options
+    )
 
 
 def prior(state):
@@ -273,7 +275,7 @@ def test_mistakes_are_errors(options, message):
 def test_features_must_be_vectors():
     data, options = (STATES[:120], VIEWS), {"kernel": kbr.Gaussian(0.4), "regularizer": 1e-5}
     with pytest.raises(ValueError, match="features"):
-        kbr.fit_cusum_restart(
+        kbr.filtering.fit_cusum_restart(
             base(), data, lambda view: view[0], kbr.mean, observation_regularizer=1e-3, **options
         )
     with pytest.raises(ValueError, match="alternatives"):

@@ -735,7 +735,7 @@ CASES = {
         "`candidates` has shape .* must agree",
     ),
     "herding on labels": (
-        lambda: kbr.herd_continuous(kbr.embed(kbr.Delta(), LABELS), num_points=2),
+        lambda: kbr.herding.herd_continuous(kbr.embed(kbr.Delta(), LABELS), num_points=2),
         "one real array",
     ),
     "flipped labels": (

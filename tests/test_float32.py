@@ -160,7 +160,7 @@ def test_embeddings():
     close(kbr.embedding.squared_mmd(PRIOR, q), distance, 1e-5)
     close(kbr.mmd(PRIOR, q), np.sqrt(distance), 1e-4)
     close(kbr.witness(PRIOR, q, X), ALPHA64 @ cross - GRAM_X.mean(0), 1e-5)
-    close(kbr.norm(q), np.sqrt(GRAM_X.mean()), 1e-5)
+    close(kbr.embedding.norm(q), np.sqrt(GRAM_X.mean()), 1e-5)
     close(kbr.embedding.squared_norm(q), GRAM_X.mean(), 1e-5)
     close(kbr.mean(PRIOR), ALPHA64 @ U64, 1e-5)
     close(kbr.expectation(PRIOR, lambda x: x[0] ** 2), ALPHA64 @ U64[:, 0] ** 2, 1e-5)
@@ -592,7 +592,7 @@ def test_herding(rule):
 
 def test_herding_in_continuous_space():
     found = single(
-        kbr.herd_continuous(kbr.embed(KERNEL, X), num_points=3, num_steps=20, num_starts=2)
+        kbr.herding.herd_continuous(kbr.embed(KERNEL, X), num_points=3, num_steps=20, num_starts=2)
     )
     assert np.all(np.diff(found.objective) < 0)
 

@@ -67,7 +67,7 @@ def test_reference_case(rule):
 
 
 def test_reference_case_in_continuous_space():
-    found = kbr.herd_continuous(
+    found = kbr.herding.herd_continuous(
         TARGET, num_points=8, starts=jnp.asarray(HALF)[:, None], lower=-4.0, upper=4.0
     )
     close(found.embedding.points[:, 0], CASE["herd_continuous_box_m4_4"], 1e-7)
@@ -208,7 +208,7 @@ def test_herding_works_on_any_points_and_under_vmap():
 def test_continuous_herding_stays_in_its_box_and_beats_its_starts():
     lower, upper = jnp.asarray([-0.5, -1.0]), jnp.asarray([0.5, 1.0])
     starts = jnp.clip(jnp.asarray(CANDIDATES), lower, upper)
-    boxed = kbr.herd_continuous(
+    boxed = kbr.herding.herd_continuous(
         SIGNED, num_points=3, starts=starts, lower=lower, upper=upper, num_steps=30
     )
     assert np.all((boxed.embedding.points >= lower) & (boxed.embedding.points <= upper))
@@ -222,7 +222,7 @@ def test_continuous_herding_of_few_points_in_the_wider_dtype(dtypes):
     points, weights = jnp.asarray(POINTS[:3], jnp.float32), jnp.full(3, 1 / 4, jnp.float32)
     target = kbr.Embedding(SIGNED.kernel, points.astype(dtypes[0]), weights.astype(dtypes[1]))
     with jax.numpy_dtype_promotion("standard"):
-        found = kbr.herd_continuous(target, num_points=2, num_steps=10)
+        found = kbr.herding.herd_continuous(target, num_points=2, num_steps=10)
     assert {
         leaf.dtype for leaf in (found.embedding.points, found.embedding.weights, found.objective)
     } == {jnp.dtype("float64")}

@@ -128,7 +128,7 @@ PROGRAMS = {
     "sample": lambda g, x, y: kbr.sample(P(g, x), 3, key=KEY),
     "inner": lambda g, x, y: kbr.inner(P(g, x), P(g, y)),
     "mmd": lambda g, x, y: kbr.mmd(P(g, x), P(g, y)),
-    "norm": lambda g, x, y: kbr.norm(P(g, x)),
+    "norm": lambda g, x, y: kbr.embedding.norm(P(g, x)),
     "normalize": lambda g, x, y: kbr.normalize(P(g, x))[1],
     "witness": lambda g, x, y: kbr.witness(P(g, x), P(g, y), x),
     "hsic": lambda g, x, y: kbr.hsic(g, g, x, y),
@@ -247,7 +247,7 @@ PROGRAMS = {
     ),
     "fit_cusum_restart": lambda g, x, y: (
         kbr.run_filter(
-            kbr.fit_cusum_restart(
+            kbr.filtering.fit_cusum_restart(
                 filters(g, x, y),
                 (x[:-1], y[:-1]),
                 lambda o: o,
@@ -292,7 +292,9 @@ PROGRAMS = {
         for rule in ("greedy", "chen2010", "line-search", "min-norm-point", "sbq")
     },
     "herd_continuous": lambda g, x, y: (
-        kbr.herd_continuous(P(g, x), num_points=2, num_starts=2, num_steps=2).embedding.weights
+        kbr.herding.herd_continuous(
+            P(g, x), num_points=2, num_starts=2, num_steps=2
+        ).embedding.weights
     ),
     "hypotheses.two_sample_test": lambda g, x, y: kbr.hypotheses.two_sample_test(
         g, x, y, key=KEY, num_permutations=9

@@ -44,7 +44,7 @@ def own_features(view):
     return view * jnp.asarray([1.0, 2.0, 3.0])
 
 
-class OwnKernel(kbr.AbstractKernel):
+class OwnKernel(kbr.kernels.AbstractKernel):
     power: jax.Array
 
     def __call__(self, x, y):

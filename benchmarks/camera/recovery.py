@@ -147,7 +147,7 @@ def challenged(data: camera.Camera, tracker: dict[str, Any]) -> kbr.filtering.Cu
     kernel = kbr.Gaussian(BANDWIDTH)
     pairs = jnp.asarray(rotations[:-1]), jnp.asarray(frames[:-1])
     histogram = color_histogram(frames)
-    return kbr.fit_cusum_restart(
+    return kbr.filtering.fit_cusum_restart(
         base, pairs, histogram, kbr.decode_rotation, kernel=kernel, **CHALLENGE
     )
 

@@ -124,7 +124,7 @@ SOURCES = {
 
 
 @jax.jit
-def distances(kernel: kbr.AbstractKernel, points: jax.Array, mask: jax.Array) -> jax.Array:
+def distances(kernel: kbr.kernels.AbstractKernel, points: jax.Array, mask: jax.Array) -> jax.Array:
     """RKHS distances of all methods to the last set, in the order of METHODS."""
     sets = kbr.dynamics.sample_sequence(points, mask=mask)
     gram = kbr.dynamics.embedding_gram(kernel, sets)

@@ -37,7 +37,7 @@ EXPECTED = {
 }
 
 
-def kernel() -> kbr.AbstractKernel:
+def kernel() -> kbr.kernels.AbstractKernel:
     """The paper's "Gaussian kernel with unit variance": the density."""
     return float((2 * np.pi) ** -0.5) * kbr.Gaussian(1.0)
 

@@ -211,7 +211,7 @@ def mapped_errors(position, seen, setting, held_out: np.ndarray) -> np.ndarray:
         codes = jnp.asarray(rows / np.maximum(rows[rest].std(0), 1e-9))
     else:
         _maps.MAX_RANK, _maps.SHRINKAGE = setting
-        widths: list[kbr.AbstractKernel] = [kbr.Gaussian(w / np.sqrt(2)) for w in WIDTHS]
+        widths: list[kbr.kernels.AbstractKernel] = [kbr.Gaussian(w / np.sqrt(2)) for w in WIDTHS]
         few = rest[spread(len(rest), CHOOSING)]
         chosen = _maps.choose_regression(widths, states[few], jnp.asarray(seen[few]))
         mapped = _maps.fit_discriminant_map(chosen, states[rest], jnp.asarray(seen[rest]))

@@ -9,6 +9,7 @@ from ._decoding import (
     decoding_objective,
     nearest_rotation,
 )
+from ._densities import density, modes, probabilities
 from ._embedding import (
     Embedding,
     check_one_space,
@@ -35,13 +36,13 @@ from ._joint import (
     marginals,
     squared_hs_norm,
 )
+from ._quantiles import cdf, credible_interval, quantile
 from ._regions import credible_level
+from ._scores import energy_score, log_score
 from ._statistics import (
-    credible_interval,
     marginal,
     mean,
     mmd,
-    quantile,
     sample,
     squared_mmd,
     std,
@@ -53,6 +54,7 @@ __all__ = [
     "CrossCovariance",
     "Embedding",
     "JointEmbedding",
+    "cdf",
     "covariance",
     "credible_interval",
     "credible_level",
@@ -63,21 +65,26 @@ __all__ = [
     "decode_permutation",
     "decode_rotation",
     "decoding_objective",
+    "density",
     "embed",
     "embed_joint",
+    "energy_score",
     "evaluate",
     "expectation",
     "hsic",
     "inner",
     "joint_expectation",
+    "log_score",
     "marginal",
     "marginals",
     "mean",
     "mixture",
     "mmd",
+    "modes",
     "nearest_rotation",
     "norm",
     "normalize",
+    "probabilities",
     "quantile",
     "sample",
     "squared_hs_norm",

@@ -1,6 +1,7 @@
 """Exact and low-rank views of a sample's Gram matrix."""
 
 from ._choice import FeatureChoice, fit_features
+from ._explicit import ExplicitFeatures
 from ._features import (
     AbstractFeatureMap,
     AbstractFeatures,
@@ -35,6 +36,7 @@ __all__ = [
     "ConjugateGradient",
     "ConjugateGradientFactor",
     "DenseGram",
+    "ExplicitFeatures",
     "FeatureChoice",
     "FourierFeatures",
     "IncompleteCholesky",

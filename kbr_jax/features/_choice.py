@@ -5,7 +5,8 @@ from typing import TypeAlias
 import numpy as np
 
 from .._typing import Array, Bool, Points
-from ..kernels import KernelLike, kernel_for
+from ..kernels import FeatureMap, KernelLike, kernel_for
+from ._explicit import explicit_features
 from ._features import AbstractFeatures, dense_gram
 from ._fourier import RandomFourier, fourier_features
 from ._landmarks import Landmarks, landmark_features
@@ -24,6 +25,8 @@ def fit_features(
 ) -> AbstractFeatures:
     """Fit exact features for None, greedy landmarks for a rank, else the given features."""
     kernel = kernel_for(kernel, points)
+    if landmarks is None and isinstance(kernel, FeatureMap):
+        return explicit_features(kernel, points, mask)
     if landmarks is None:
         return dense_gram(kernel, points, mask)
     if isinstance(landmarks, RandomFourier):

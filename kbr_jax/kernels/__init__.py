@@ -27,7 +27,7 @@ from ._families import (
     Precomputed,
 )
 from ._gram import gram_matvec, median_heuristic
-from ._parts import DirectSum, TensorProduct, Warped
+from ._parts import DirectSum, FeatureMap, TensorProduct, Warped
 from ._stationary import (
     WITH_SPECTRUM,
     AbstractShiftInvariant,
@@ -48,6 +48,7 @@ __all__ = [
     "Delta",
     "DirectSum",
     "Energy",
+    "FeatureMap",
     "FunctionKernel",
     "Gaussian",
     "HistogramIntersection",

@@ -8,6 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from .._numerics import matmul
 from .._typing import Array, Float, Point, Points
 from ._base import AbstractKernel, as_kernel
 
@@ -108,3 +109,38 @@ class Warped(AbstractKernel):
 
     def check(self, x: Points, name: str) -> None:
         self.kernel.check(jax.vmap(self.map)(x), f"map({name})")
+
+
+class FeatureMap(AbstractKernel):
+    r"""$k(x, y) = f(x)^\top f(y)$ for a finite feature map f, such as a neural network.
+
+    **Arguments:** `map`, a function of one point with real values of any fixed shape. An
+    `equinox.Module` has its parameters as leaves, which gradients reach.
+
+    Where the library takes a sample with its exact Gram matrix, it keeps the r features of each
+    point instead: costs are those of r landmarks, and nothing is approximated. The kernel of large
+    values, such as $10^3$, is badly conditioned: let the map end in a normalization.
+
+    `learning.learn_features` trains a map.
+    """
+
+    map: Callable[[Point], Any]
+
+    def features(self, x: Points) -> Float[Array, "n r"]:
+        """Values of the map as rows."""
+        values = jax.vmap(self.map)(x)
+        return values.reshape(values.shape[0], -1)
+
+    def __call__(self, x: Point, y: Point) -> Float[Array, ""]:
+        return jnp.vdot(self.map(x), self.map(y))
+
+    def gram(self, x: Points, y: Points) -> Float[Array, "n m"]:
+        return matmul(self.features(x), self.features(y).T)
+
+    def diagonal(self, x: Points) -> Float[Array, " n"]:
+        return jnp.sum(self.features(x) ** 2, axis=1)
+
+    def check(self, x: Points, name: str) -> None:
+        values = jax.eval_shape(jax.vmap(self.map), x)
+        if not hasattr(values, "dtype") or not jnp.issubdtype(values.dtype, jnp.floating):
+            raise ValueError(f"The map of `FeatureMap` must give one real array for each `{name}`.")

@@ -10,7 +10,7 @@ from .._checks import as_count
 from .._lapack import solve
 from .._numerics import matmul
 from .._solves import psd_factor
-from .._typing import Array, Float, Point, Points
+from .._typing import Array, ArrayLike, Float, Point, Points
 from ..embedding import Embedding
 from ..features import AbstractFeatures, DenseGram, LazyGram
 from ..kernels import AbstractKernel, KernelLike, as_kernel, gram_matvec
@@ -81,6 +81,33 @@ def leave_out_residuals(
     features, ridge, count = _leaving_out(model, num_left_out)
     columns = values.astype(features.dtype).reshape(values.shape[0], -1)
     return _left_out(features, ridge, count)(columns).reshape(values.shape)
+
+
+def leave_out_forecasts(model: AbstractConditional, index: ArrayLike | None = None) -> Embedding:
+    r"""Embed $P(Y | X = x_i)$ as all pairs but i see it, without refitting.
+
+    $$ w_{ij} = H_{ij} / (1 - H_{ii}), \quad j \ne i, \qquad w_{ii} = 0, $$
+
+    with H of `leave_out_loss`. They are forecasts of pairs that the model has not seen: scores,
+    `fit_bandwidth`, `calibrate` and `conformal_margin` take them where no data are held out.
+
+    **Arguments:** `model`, with a factor, fitted to n pairs; `index` `[m]`, the pairs that are left
+    out in turn, by default all.
+
+    **Returns:** an `Embedding` with weights `[m, n]`. Cost O(n^3) exact, O(n r (r + m)) with
+    landmarks. **Raises:** `ValueError` as `leave_out_loss`.
+    """
+    features, ridge, _ = _leaving_out(model, 1)
+    n = features.size
+    rows = jnp.arange(n) if index is None else jnp.asarray(index)
+    identity = jnp.eye(n, dtype=features.dtype)[rows]
+    if isinstance(features, DenseGram):
+        matrix = psd_factor(features.matrix, ridge).solve(identity.T).T
+    else:
+        solved, _ = _low_rank(features, ridge, 1)
+        matrix = identity - matmul(solved[rows], features.matrix.T)
+    own = jnp.take_along_axis(matrix, rows[:, None], axis=1)
+    return model.embed_y(jnp.where(identity == 1, 0, -matrix / own))
 
 
 def _leaving_out(

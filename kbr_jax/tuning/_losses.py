@@ -12,8 +12,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from .._checks import as_mask, as_points, check_alike, check_same_size, size
-from .._numerics import safe_sqrt
+from .._checks import as_mask, as_non_negative, as_points, check_alike, check_same_size, size
+from .._numerics import matmul, safe_sqrt
 from .._typing import Array, ArrayLike, Float, Points
 from ..embedding import Embedding, embed, squared_mmd
 from ..filtering import AbstractFilter, FilterOutput, belief, run_filter, state_mean
@@ -239,3 +239,40 @@ def mmd_power(
     # The variance of the rows' means, in the form without cancellation.
     variance = 4 * jnp.mean((rows - jnp.mean(rows)) ** 2)
     return statistic / safe_sqrt(variance + jnp.asarray(floor, h.dtype))
+
+
+def spectral_loss(
+    u: Float[Array, "b r"], v: Float[Array, "b r"], *, penalty: ArrayLike = 0.0
+) -> Float[Array, ""]:
+    r"""Loss of two feature maps whose product is the dependence of X and Y, on b pairs:
+
+    $$ \frac{1}{b (b - 1)} \sum_{i \ne j} (\tilde u_i^\top \tilde v_j)^2
+       - \frac{2}{b - 1} \sum_i \tilde u_i^\top \tilde v_i
+       + \text{penalty} \, (|\hat C_u - I|^2 + |\hat C_v - I|^2) / r $$
+
+    with $\tilde u = u - \bar u$, $\tilde v = v - \bar v$ and covariances $\hat C$. Without the
+    penalty the least value is $- \sum_{i \le r} \sigma_i^2$, with the largest singular values of
+    the operator $f \mapsto E[f(Y) | X] - E f(Y)$: then $u^\top v$ is
+    $p(x, y) / (p(x) p(y)) - 1$, cut at rank r (neural conditional probability, Kostic et al.
+    2024). The penalty keeps the features from collapsing onto few directions.
+
+    **Arguments:** `u`, `v`: features of the x and of the y of b >= 2 pairs; `penalty` >= 0.
+
+    **Returns:** a scalar. Cost O(b^2 r). **Raises:** `ValueError` for features of different shapes
+    and for one pair.
+
+    `kernels.FeatureMap` takes the map of x, and `fit_conditional` then reads P(Y | x) off it.
+    """
+    if u.shape != v.shape or u.ndim != 2 or u.shape[0] < 2:
+        raise ValueError(
+            f"`u` and `v` must be features [b, r] of b >= 2 pairs, got {u.shape} and {v.shape}."
+        )
+    b, r = u.shape
+    u, v = u - jnp.mean(u, axis=0), v - jnp.mean(v, axis=0)
+    products = matmul(u, v.T)
+    pairs = jnp.diagonal(products)
+    apart = (jnp.sum(products**2) - jnp.sum(pairs**2)) / (b * (b - 1))
+    identity = jnp.eye(r, dtype=u.dtype)
+    spread = sum(jnp.sum((matmul(f.T, f) / b - identity) ** 2) for f in (u, v)) / r
+    weight = as_non_negative(penalty, "penalty", scalar=True).astype(u.dtype)
+    return apart - 2 * jnp.sum(pairs) / (b - 1) + weight * spread

@@ -1,0 +1,182 @@
+r"""Densities and modes, from weights of any sign."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from .._checks import as_batch, as_count, as_positive
+from .._numerics import matmul, safe_sqrt, squared_distances
+from .._typing import Array, ArrayLike, Float, Point, Points
+from ._embedding import Embedding, normalized
+from ._quantiles import unknown
+
+#: Steps of the mean shift that moves a starting atom to its mode.
+SHIFTS = 50
+#: Scott's bandwidth is at least this share of the spread of the atoms, so that the density of one
+#: atom is finite.
+LEAST_BANDWIDTH = 1e-3
+
+
+def probabilities(embedding: Embedding) -> Float[Array, "*b n"]:
+    r"""Non-negative weights of sum 1: the nearest to those of the embedding.
+
+    $$ p = \arg\min_{p \ge 0, \sum_i p_i = 1} | p - w / \textstyle\sum_j w_j |^2
+         = \max(w / \textstyle\sum_j w_j - \tau, 0). $$
+
+    The projection leaves weights alone that are probabilities already.
+
+    **Returns:** `[..., n]`; NaN where the weights cannot be a distribution, as `quantile`. Cost
+    O(n log n) for each embedding.
+    """
+    weights = embedding.weights
+    shares = normalized(weights)
+    ordered = -jnp.sort(-shares, axis=-1)
+    excess = jnp.cumsum(ordered, axis=-1) - 1
+    ranks = jnp.arange(1, weights.shape[-1] + 1, dtype=weights.dtype)
+    # The largest set of atoms that all keep a positive share; one atom always does.
+    kept = jnp.sum(ordered * ranks > excess, axis=-1, keepdims=True)
+    threshold = jnp.take_along_axis(excess, jnp.maximum(kept - 1, 0), axis=-1)
+    threshold = threshold / jnp.maximum(kept, 1).astype(weights.dtype)
+    projected = jnp.maximum(shares - threshold, 0)
+    return jnp.where(unknown(weights)[..., None], jnp.nan, projected)
+
+
+def density(
+    embedding: Embedding, points: Point | Points, *, bandwidth: ArrayLike = 1.0
+) -> Float[Array, "..."]:
+    r"""Density of the distribution at points, from weights of any sign.
+
+    $$ f(y) = \sum_i p_i \, \frac{1}{(2 \pi)^{d / 2} \prod_j h_j}
+              \exp\Big( - \sum_j \frac{(y_j - y_{ij})^2}{2 h_j^2} \Big) $$
+
+    with p of `probabilities`. For labels, integers or booleans, it is the probability
+    $f(y) = \sum_i p_i 1[y_i = y]$.
+
+    **Arguments:**
+
+    - `embedding`, on points that are one array `[n, ...]`, weights `[..., n]`.
+    - `points`: one point, or `[m, ...]`.
+    - `bandwidth`: c > 0 in $h_j = c \, \sigma_j \, m^{-1 / (d + 4)}$, Scott's rule, with
+      $\sigma_j$ the standard deviation of coordinate j under p and $m = 1 / \sum_i p_i^2$ the
+      effective number of atoms. `tuning.fit_bandwidth` chooses it. Labels need none.
+
+    **Returns:** `[..., m]`, or `[...]` for one point. It is non-negative and integrates to 1. NaN
+    as `probabilities`. Cost O(b m n d) for b embeddings.
+
+    **Raises:** `ValueError` for points of another kind, and for points that are tuples.
+    """
+    rows, single = as_batch(points, "points", embedding.points, "embedding.points")
+    shares = probabilities(embedding)
+    flat = shares.reshape(-1, shares.shape[-1])
+    if is_label(embedding.points):
+        values = matmul(flat, equal(embedding.points, rows).astype(flat.dtype))
+    else:
+        atoms, at = real_rows(embedding.points, flat.dtype), real_rows(rows, flat.dtype)
+        widths = bandwidths(embedding, flat, bandwidth)
+        values = lax.map(lambda one: matmul(_gaussians(at, atoms, one[1]), one[0]), (flat, widths))
+    values = values.reshape(*shares.shape[:-1], -1)
+    return values[..., 0] if single else values
+
+
+def modes(
+    embedding: Embedding, count: int, *, bandwidth: ArrayLike = 1.0
+) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+    r"""The highest local maxima of `density`.
+
+    The atoms whose density no atom within a bandwidth exceeds are moved by the mean shift
+    $y \leftarrow \sum_i p_i k(y, y_i) y_i / \sum_i p_i k(y, y_i)$ (Cheng 1995).
+
+    **Arguments:** `embedding`, on points that are one real array; `count` (static), how many at
+    most; `bandwidth` as `density`.
+
+    **Returns:** the modes `[..., count, *point]` and their densities `[..., count]`, highest first.
+    NaN points and density 0 where fewer exist. Cost O(b n^2 d) for b embeddings. **Raises:**
+    `ValueError` as `density`, and for labels: read those by `probabilities`.
+    """
+    count = as_count(count, "count", embedding.points, "embedding.points")
+    shares = probabilities(embedding)
+    flat = shares.reshape(-1, shares.shape[-1])
+    atoms = real_rows(embedding.points, flat.dtype)
+    widths = bandwidths(embedding, flat, bandwidth)
+    places, heights = lax.map(lambda one: _modes(atoms, *one, count), (flat, widths))
+    shape = jax.tree.leaves(embedding.points)[0].shape[1:]
+    batch = shares.shape[:-1]
+    return places.reshape(*batch, count, *shape), heights.reshape(*batch, count)
+
+
+def _modes(
+    atoms: Float[Array, "n d"], shares: Float[Array, " n"], width: Float[Array, " d"], count: int
+) -> tuple[Float[Array, "k d"], Float[Array, " k"]]:
+    near = _gaussians(atoms, atoms, width)
+    heights = matmul(near, shares)
+    around = near > math.exp(-0.5) * jnp.diagonal(near)[:, None]
+    is_top = heights >= jnp.max(jnp.where(around, heights, 0), axis=1)
+    found = lax.top_k(jnp.where(is_top, heights, -1), count)[1]
+    starts, known = atoms[found], is_top[found]
+
+    def shift(_, places):
+        pull = _gaussians(places, atoms, width) * shares
+        total = jnp.sum(pull, axis=1, keepdims=True)
+        moved = matmul(pull, atoms) / jnp.where(total > 0, total, 1)
+        return jnp.where(total > 0, moved, places)
+
+    places = lax.fori_loop(0, SHIFTS, shift, starts)
+    heights = matmul(_gaussians(places, atoms, width), shares)
+    order = jnp.argsort(-jnp.where(known, heights, -1))
+    places, heights, known = places[order], heights[order], known[order]
+    # Two starts may end at one mode: the first of them stays.
+    apart = squared_distances(places / width, places / width)
+    earlier = jnp.tril(jnp.ones((count, count), bool), -1)
+    known = known & ~jnp.any(earlier & (apart < 0.25) & known[None, :], axis=1)
+    order = jnp.argsort(~known, stable=True)
+    places, heights, known = places[order], heights[order], known[order]
+    return jnp.where(known[:, None], places, jnp.nan), jnp.where(known, heights, 0)
+
+
+def is_label(points: Points) -> bool:
+    leaves = jax.tree.leaves(points)
+    return len(leaves) == 1 and not jnp.issubdtype(leaves[0].dtype, jnp.inexact)
+
+
+def equal(points: Array, others: Array) -> Array:
+    """Which points `[n]` equal which others `[m]`, `[n, m]`."""
+    same = points[:, None] == others[None]
+    return jnp.all(same.reshape(*same.shape[:2], -1), axis=-1)
+
+
+def real_rows(points: Points, dtype: jnp.dtype) -> Float[Array, "n d"]:
+    """Real points as rows."""
+    if not isinstance(points, jax.Array) or not jnp.issubdtype(points.dtype, jnp.floating):
+        raise ValueError(
+            "Densities, modes and bandwidths need points that are one real array, such as [n, d]; "
+            "take the `marginal` of a part of tuples."
+        )
+    return points.reshape(points.shape[0], -1).astype(dtype)
+
+
+def bandwidths(
+    embedding: Embedding, shares: Float[Array, "*b n"], bandwidth: ArrayLike
+) -> Float[Array, "k d"]:
+    """The bandwidths h of `density`, one row for each of the embeddings."""
+    factor = as_positive(bandwidth, "bandwidth", scalar=True).astype(shares.dtype)
+    shares = shares.reshape(-1, shares.shape[-1])
+    atoms = real_rows(embedding.points, shares.dtype)
+    centered = atoms - jnp.mean(atoms, axis=0)
+    variance = matmul(shares, centered**2) - matmul(shares, centered) ** 2
+    effective = 1 / jnp.sum(shares**2, axis=1, keepdims=True)
+    width = safe_sqrt(jnp.maximum(variance, 0)) * effective ** (-1 / (atoms.shape[1] + 4))
+    spread = safe_sqrt(jnp.mean(centered**2, axis=0))
+    # Atoms that all agree tell no scale.
+    least = LEAST_BANDWIDTH * jnp.where(spread > 0, spread, 1)
+    return factor * jnp.maximum(width, least)
+
+
+def _gaussians(
+    points: Float[Array, "m d"], atoms: Float[Array, "n d"], width: Float[Array, " d"]
+) -> Float[Array, "m n"]:
+    """Normal densities around the atoms, at points."""
+    squares = squared_distances(points / width, atoms / width)
+    constant = jnp.prod(width) * (2 * math.pi) ** (len(width) / 2)
+    return jnp.exp(-squares / 2) / constant

@@ -1,0 +1,167 @@
+r"""Quantiles and distribution functions, from weights of any sign."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._checks import as_points, is_concrete
+from .._typing import Array, ArrayLike, Bool, Float, Point, PointFunction
+from ._embedding import Embedding, normalized
+
+#: Sum of the weights below which a belief says nothing: its nearest training points would decide.
+LEAST_MASS = 0.01
+
+
+def _itself(point: Point) -> Point:
+    return point
+
+
+def quantile(
+    embedding: Embedding, probabilities: ArrayLike, function: PointFunction = _itself
+) -> Float[Array, "..."]:
+    r"""Quantiles of real functions of the variable, from weights of any sign.
+
+    Each coordinate is read on its own:
+
+    $$ q(u) = f_{(1)} + \sum_{j < n} (f_{(j+1)} - f_{(j)}) \, 1[F(f_{(j)}) < u], \qquad
+       F(t) = \sum_i w_i 1[f_i \le t] \Big/ \sum_i w_i, $$
+
+    with the values $f_i = f(x_i)$ in increasing order. For non-negative weights it is
+    $\inf \{t : F(t) \ge u\}$. Signed weights make F go up and down; then q is the quantile function
+    of its monotone rearrangement, which is never further from the true distribution function than F
+    itself, in any $L^p$ norm (Chernozhukov, Fernandez-Val and Galichon 2009).
+
+    **Arguments:** `embedding`, its weights `[..., n]`; `probabilities`, u in [0, 1], a number or
+    `[q]`; `function` from one point to a real array, by default the point itself.
+
+    **Returns:** `[..., *shape]`, with a leading axis `[q]` if u is a vector. Between the least and
+    the largest value; piecewise constant in the weights, so that gradients reach the values only.
+    NaN where the weights cannot be a distribution: where their sum is NaN, infinite, below .01, or
+    positive by rounding alone (`normalize`). A belief of such a mass is far from all training
+    points: see its `mass`. Normalize weights on another scale first. The indicator of a set is not
+    in the RKHS of a smooth kernel: expect the error of F at a scale below the kernel's bandwidth.
+    Cost O(b s n (log n + q)) for b embeddings and s coordinates.
+
+    **Raises:** `ValueError` for probabilities outside [0, 1] or of two axes, and for values that
+    are not one real array.
+    """
+    dtype = embedding.weights.dtype
+    levels = jnp.asarray(probabilities, dtype)
+    if levels.ndim > 1 or (
+        is_concrete(levels) and not np.all((np.asarray(levels) >= 0) & (np.asarray(levels) <= 1))
+    ):
+        raise ValueError(
+            f"`probabilities` must be a number in [0, 1], or a vector of them; got {probabilities}."
+        )
+    values, weights = real_values(embedding, function), embedding.weights
+    rows, shares = flat(values, weights)
+    found = jax.vmap(lambda column: _rearranged(shares, column, levels.reshape(-1)), 1, 2)(rows)
+    found = jnp.where(unknown(weights).reshape(-1)[:, None], jnp.nan, found)
+    return found.reshape(*levels.shape, *weights.shape[:-1], *values.shape[1:])
+
+
+def real_values(embedding: Embedding, function: PointFunction) -> Float[Array, "n *s"]:
+    """Values of a function at the points, one real array for each."""
+    values = jax.vmap(function)(as_points(embedding.points, "embedding.points"))
+    if not isinstance(values, jax.Array) or not jnp.issubdtype(values.dtype, jnp.floating):
+        raise ValueError(
+            "Quantiles need real values, one array for each point: give a `function` that returns "
+            "such."
+        )
+    return values.astype(embedding.weights.dtype)
+
+
+def unknown(weights: Float[Array, "*b n"]) -> Bool[Array, "*b"]:
+    """Which weights cannot be a distribution, see `quantile`.
+
+    Comparisons with NaN, or with shares of nothing, would find an end of the sample. Shares add up
+    to 1 unless guarded.
+    """
+    total = jnp.sum(normalized(weights), axis=-1)
+    return ~((jnp.sum(weights, axis=-1) >= LEAST_MASS) & (total > 0.5))
+
+
+def flat(
+    values: Float[Array, "n *s"], weights: Float[Array, "*b n"]
+) -> tuple[Float[Array, "n c"], Float[Array, "k n"]]:
+    """Values as rows, and weights of sum 1 as rows."""
+    return values.reshape(values.shape[0], -1), normalized(weights.reshape(-1, values.shape[0]))
+
+
+def _rearranged(
+    weights: Float[Array, "b n"], values: Float[Array, " n"], levels: Float[Array, " q"]
+) -> Float[Array, "q b"]:
+    order = jnp.argsort(values)
+    ordered = values[order]
+    distribution = jnp.cumsum(weights[:, order], axis=1)[:, :-1]
+    # Weights that sum to u only up to rounding have reached it.
+    slack = 8 * jnp.finfo(weights.dtype).eps
+    below = jax.vmap(lambda u: distribution < u - slack)(levels)
+    return ordered[0] + jnp.sum(jnp.where(below, jnp.diff(ordered), 0), axis=-1)
+
+
+def credible_interval(
+    embedding: Embedding, level: ArrayLike = 0.95, function: PointFunction = _itself
+) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+    r"""The central interval that holds a share `level` of the probability.
+
+    For each coordinate of f its ends are the `quantile`s at $(1 - \text{level}) / 2$ and
+    $(1 + \text{level}) / 2$.
+
+    **Returns:** lower and upper ends, each `[..., *shape]`. Arguments, cost and errors: `quantile`.
+    """
+    share = jnp.asarray(level, embedding.weights.dtype)
+    if share.ndim or (is_concrete(share) and not 0 < float(share) < 1):
+        raise ValueError(f"`level` must be one number between 0 and 1, got {level}.")
+    lower, upper = quantile(embedding, jnp.stack([(1 - share) / 2, (1 + share) / 2]), function)
+    return lower, upper
+
+
+def cdf(
+    embedding: Embedding, values: ArrayLike, function: PointFunction = _itself
+) -> Float[Array, "..."]:
+    r"""Distribution function of real functions of the variable, the inverse of `quantile`.
+
+    $$ F^*(t) = \sup \{ u \in [0, 1] : q(u) \le t \} $$
+
+    with $q$ of `quantile`. For non-negative weights it is $\sum_{f_i \le t} w_i / \sum_i w_i$. For
+    weights of any sign it is its monotone rearrangement: it goes from 0 to 1 and never down.
+
+    **Arguments:** `embedding`, its weights `[..., n]`; `values` t, a number or `[m]`; `function`
+    from one point to a real array, by default the point itself. Each coordinate of it is read on
+    its own.
+
+    **Returns:** `[..., *shape]`, with a leading axis `[m]` if t is a vector. NaN and errors as
+    `quantile`. Cost O(b s (n log n + m log n)) for b embeddings and s coordinates.
+    """
+    dtype = embedding.weights.dtype
+    wanted = jnp.asarray(values, dtype)
+    if wanted.ndim > 1:
+        raise ValueError(f"`values` must be a number or a vector, got shape {wanted.shape}.")
+    found, weights = real_values(embedding, function), embedding.weights
+    rows, shares = flat(found, weights)
+    levels = jax.vmap(lambda column: _distribution(shares, column, wanted.reshape(-1)), 1, 2)(rows)
+    levels = jnp.where(unknown(weights).reshape(-1)[:, None], jnp.nan, levels)
+    return levels.reshape(*wanted.shape, *weights.shape[:-1], *found.shape[1:])
+
+
+def _distribution(
+    weights: Float[Array, "b n"], values: Float[Array, " n"], wanted: Float[Array, " m"]
+) -> Float[Array, "m b"]:
+    order = jnp.argsort(values)
+    ordered = values[order]
+    levels = jnp.clip(jnp.cumsum(weights[:, order], axis=1)[:, :-1], 0, 1)
+    gaps = jnp.diff(ordered)
+
+    def one(level):
+        # The quantile function climbs by these gaps in this order.
+        climb = jnp.argsort(level)
+        reached = ordered[0] + jnp.cumsum(gaps[climb])
+        # Sums of gaps agree with the values up to rounding.
+        slack = 8 * jnp.finfo(values.dtype).eps * (jnp.abs(ordered[0]) + jnp.abs(ordered[-1]))
+        place = jnp.searchsorted(reached, wanted + slack, side="right")
+        steps = jnp.concatenate([level[climb], jnp.ones(1, level.dtype)])
+        found = steps[place]
+        return jnp.where(wanted < ordered[0], 0, jnp.where(wanted >= ordered[-1], 1, found))
+
+    return jax.vmap(one, out_axes=1)(levels)

@@ -1,0 +1,96 @@
+r"""Proper scores of forecasts by what happened."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from .._checks import as_points, check_alike, size
+from .._typing import Array, ArrayLike, Float, Point, Points
+from ..kernels import Energy, gram_matvec
+from ._densities import bandwidths, equal, is_label, probabilities, real_rows
+from ._embedding import Embedding, normalized
+
+
+def energy_score(embedding: Embedding, points: Point | Points) -> Float[Array, "*b"]:
+    r"""Score of a forecast by what happened: $E|Y - y| - \frac12 E|Y - Y'|$, in the units of y.
+
+    It is proper: the true distribution has the least mean. In one dimension it is the continuous
+    ranked probability score (CRPS), $\int (F(t) - 1[y \le t])^2 dt$ (Gneiting and Raftery 2007, eq
+    20 to 22). Weights of any sign are taken as they are, divided by their sum.
+
+    **Arguments:** `embedding`, on points that are one real array, weights `[n]` or `[b, n]`;
+    `points`, one point, or one for each of b forecasts `[b, ...]`.
+
+    **Returns:** a scalar or `[b]`. NaN as `normalize`. Cost O(n^2 (b + d)), memory O(b n).
+    **Raises:** `ValueError` for points of another kind or number, and for labels.
+    """
+    rows, weights = _one_each(embedding, points)
+    atoms = embedding.points
+    if is_label(atoms):
+        raise ValueError("The energy score measures distances of real points: use `log_score`.")
+    atoms = real_rows(atoms, weights.dtype)
+    kernel = Energy(jnp.mean(atoms, axis=0))
+    rows = real_rows(rows, weights.dtype)
+    smooth = gram_matvec(kernel, atoms, atoms, weights.T).T
+    cross = jnp.sum(kernel.gram(rows, atoms) * weights, axis=-1)
+    scores = kernel.diagonal(rows) - 2 * cross + jnp.sum(smooth * weights, axis=-1)
+    return scores[0] if embedding.weights.ndim == 1 else scores
+
+
+def log_score(
+    embedding: Embedding, points: Point | Points, *, bandwidth: ArrayLike = 1.0
+) -> Float[Array, "*b"]:
+    r"""Score of a forecast by what happened: $- \log f(y)$ with f of `density`.
+
+    **Arguments:** as `energy_score`, for real points or labels; `bandwidth` as `density`.
+
+    **Returns:** a scalar or `[b]`, infinite where the density is 0. Cost O(b n d). **Raises:**
+    `ValueError` as `density` and for another number of points.
+    """
+    rows, _ = _one_each(embedding, points)
+    shares = probabilities(embedding).reshape(-1, embedding.weights.shape[-1])
+    if is_label(embedding.points):
+        values = jnp.sum(jnp.where(equal(embedding.points, rows).T, shares, 0), axis=1)
+    else:
+        atoms, at = (real_rows(part, shares.dtype) for part in (embedding.points, rows))
+        widths = bandwidths(embedding, shares, bandwidth)
+        values = log_densities(atoms, shares, at, widths)
+        return -values[0] if embedding.weights.ndim == 1 else -values
+    scores = -jnp.log(values)
+    return scores[0] if embedding.weights.ndim == 1 else scores
+
+
+def log_densities(
+    atoms: Float[Array, "n d"],
+    shares: Float[Array, "b n"],
+    points: Float[Array, "b d"],
+    widths: Float[Array, "b d"],
+) -> Float[Array, " b"]:
+    """Logarithms of the densities of b forecasts on the same atoms, each at its own point."""
+
+    def one(row):
+        share, point, width = row
+        powers = -0.5 * jnp.sum(((atoms - point) / width) ** 2, axis=1)
+        constant = jnp.sum(jnp.log(width)) + 0.5 * len(width) * math.log(2 * math.pi)
+        return jax.nn.logsumexp(powers, b=share) - constant
+
+    return lax.map(one, (shares, points, widths))
+
+
+def _one_each(embedding: Embedding, points: Point | Points) -> tuple[Points, Float[Array, "b n"]]:
+    """One point for each forecast, as a batch, and weights of sum 1."""
+    if embedding.weights.ndim > 2:
+        raise ValueError("Scores take weights `[n]` or `[b, n]`; use `jax.vmap` for more axes.")
+    if embedding.weights.ndim == 1:
+        points = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], points)
+    points = as_points(points, "points")
+    check_alike(points, "points", embedding.points, "embedding.points")
+    weights = jnp.atleast_2d(embedding.weights)
+    if size(points) != len(weights):
+        raise ValueError(
+            f"`points` must hold one point for each of {len(weights)} forecasts, got "
+            f"{size(points)}."
+        )
+    return points, normalized(weights)

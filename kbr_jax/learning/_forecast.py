@@ -1,0 +1,203 @@
+r"""Forecasts of real y at a new x: conditional embeddings of a location, a scale and a shape."""
+
+from collections.abc import Callable
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .._checks import as_points, check_finite, check_same_size, size, take
+from .._numerics import matmul
+from .._typing import Array, Bool, Float, Point, Points, with_numbers
+from ..embedding import Embedding, energy_score
+from ..kernels import coordinate_scale
+from ..rules import ConditionalEmbedding, condition
+from ..tuning import coverage, fit_bandwidth, leave_out_forecasts, leave_out_residuals
+from ..tuning._calibration import LEVELS
+from ._conditional import PAIRS, central_levels, is_real, learn_conditional
+from ._folds import spread
+from ._report import Report, compared
+
+#: The scale at a point is at least this share of its mean over the sample: regressions of
+#: positive numbers can go below 0.
+LEAST_SCALE = 0.05
+#: The two forms, as reports name them.
+MOVED, PLAIN = "location, scale and shape", "conditional embedding"
+
+
+class Forecast(eqx.Module):
+    r"""P(Y | X = x) as a function of x; made by `learn_forecast`.
+
+    `forecast(x)` embeds it at one x. With `located` it stands on the atoms $m(x) + s(x) e_i$, with
+    the weights that `shape` gives to the standardized residuals $e_i$; else on the training y.
+
+    - `location`, `scale`, `shape`: conditional embeddings of y, of $|y - m(x)|$ and of
+      $e = (y - m(x)) / s(x)$ given x.
+    - `located`: which form has the better held-out energy score.
+    - `bandwidth`: of `density` and `log_score`, chosen on held-out pairs.
+    """
+
+    location: ConditionalEmbedding
+    scale: ConditionalEmbedding
+    shape: ConditionalEmbedding
+    located: Bool[Array, ""]
+    bandwidth: Float[Array, ""]
+
+    __repr__ = with_numbers
+
+    def __call__(self, x: Point) -> Embedding:
+        """Embed P(Y | X = x), weights `[2 n]`. Cost O(n^2) exact, O(n r) with landmarks."""
+        y = self.location.y
+        own, rest = _weights(self.location, x)
+        center = _average(own + rest, y)
+        size_ = _average(sum(_weights(self.scale, x)), self.scale.y)
+        least = LEAST_SCALE * jnp.mean(self.scale.y, axis=0)
+        moved, beyond = _weights(self.shape, x)
+        atoms = center + jnp.maximum(size_, least) * self.shape.y
+        # Far from all pairs neither form knows more than the marginal of y.
+        weights = jnp.where(
+            self.located,
+            jnp.concatenate([moved, beyond]),
+            jnp.concatenate([jnp.zeros_like(own), own + rest]),
+        )
+        return Embedding(self.location.kernel_y, jnp.concatenate([atoms, y]), weights)
+
+
+def _weights(model: ConditionalEmbedding, x: Point) -> tuple[Float[Array, " n"], ...]:
+    """Weights at x, and the mass that is missing there, on all pairs alike.
+
+    No division by a mass near 0: signed weights that cancel would throw the mean far away.
+    """
+    weights = condition(model, x).weights
+    if weights.ndim != 1:
+        raise ValueError("`x` must be one point; use `jax.vmap` for several.")
+    own = weights / jnp.maximum(jnp.sum(weights), 0.5)
+    return own, (1 - jnp.sum(own)) * model.features_x.uniform.astype(own.dtype)
+
+
+def _average(weights: Float[Array, " n"], values: Float[Array, "n *d"]) -> Float[Array, "*d"]:
+    return matmul(weights, values.reshape(len(values), -1).astype(weights.dtype)).reshape(
+        values.shape[1:]
+    )
+
+
+def learn_forecast(
+    x: Points, y: Float[Array, "n *d"], *, progress: bool = True
+) -> tuple[Forecast, Report]:
+    r"""Learn P(Y | X) in a form that one can read: means, intervals, quantiles, densities.
+
+    A plain conditional embedding keeps the training y where they are: within its bandwidth of x the
+    mean moves, and the forecast is too wide by that. Here three conditional embeddings are learned
+    by `learn_conditional`: of y, of the size of its residuals, and of the standardized residuals.
+    The forecast moves and stretches the residuals, $m(x) + s(x) e_i$ (heteroscedastic location and
+    scale, as Akritas and Van Keilegom 2001), where their weights may still change with x. The
+    plain form is kept where its held-out energy score is better.
+
+    **Arguments:**
+
+    - `x` `[n, ...]`, `y` `[n]` or `[n, d]` real: pairs that are independent of each other given x.
+    - `progress`: bars, where tqdm is installed.
+
+    **Returns:** a `Forecast`, and a `Report` with the held-out energy scores of both forms and of
+    the rivals of `learn_conditional`. Every choice is made by exact leave-one-out. Cost three times
+    that of `learn_conditional`.
+
+    **Raises:** `ValueError` as `learn_conditional`, and for y that are not real.
+
+    **Example:**
+
+    >>> import jax, jax.numpy as jnp, kbr_jax as kbr
+    >>> x = jnp.linspace(-3, 3, 60)[:, None]
+    >>> y = x[:, 0] + (1 + jnp.abs(x[:, 0])) * jax.random.normal(jax.random.key(0), (60,)) / 5
+    >>> forecast, report = kbr.learning.learn_forecast(x, y, progress=False)
+    >>> low, high = kbr.credible_interval(forecast(jnp.array([2.0])), 0.9)
+    >>> bool(low < 2 < high)
+    True
+    """
+    x, y = check_finite(as_points(x, "x"), "x"), check_finite(as_points(y, "y"), "y")
+    check_same_size(x, "x", y, "y")
+    if not is_real(y):
+        raise ValueError("`y` must be one real array; for labels use `learn_conditional`.")
+    reports = []
+
+    def fit(values):
+        model, report = learn_conditional(x, values, progress=progress)
+        reports.append(report)
+        return model
+
+    forecast, expected = located_forecast(fit, y)
+    rows = jnp.asarray(spread(size(x), PAIRS))
+    seen = take((y, expected, forecast.shape.y), rows)
+    plain = leave_out_forecasts(forecast.location, rows)
+    moved = leave_out_forecasts(forecast.shape, rows)
+    unit = coordinate_scale(y).astype(y.dtype)
+    scores = {
+        MOVED: np.asarray(_moved_scores(moved, *seen, unit)),
+        PLAIN: np.asarray(
+            energy_score(Embedding(plain.kernel, y / unit, plain.weights), seen[0] / unit)
+        ),
+    }
+    located = scores[MOVED].mean() <= scores[PLAIN].mean()
+    best, happened = (moved, seen[2]) if located else (plain, seen[0])
+    chosen = jnp.asarray(located), fit_bandwidth(best, happened)
+    forecast = eqx.tree_at(lambda f: (f.located, f.bandwidth), forecast, chosen)
+    ordered = {name: scores[name] for name in ((MOVED, PLAIN) if located else (PLAIN, MOVED))}
+    return forecast, _report(reports[0], ordered, best, happened)
+
+
+def located_forecast(
+    fit: Callable[[Array], ConditionalEmbedding], y: Float[Array, "n *d"]
+) -> tuple[Forecast, Float[Array, "n *d"]]:
+    """The moved form from three fits to values at the training x, and its scales, left out."""
+    location = fit(y)
+    residuals = leave_out_residuals(location, y)
+    sizes = jnp.abs(residuals)
+    scale = fit(sizes)
+    # Where y is exactly a function of x the residuals are rounding.
+    tiny = jnp.finfo(y.dtype).eps * (1 + jnp.max(jnp.abs(y), axis=0))
+    expected = jnp.maximum(
+        sizes - leave_out_residuals(scale, sizes), LEAST_SCALE * jnp.mean(sizes, axis=0) + tiny
+    )
+    shape = fit(residuals / expected)
+    return Forecast(location, scale, shape, jnp.asarray(True), jnp.ones((), y.dtype)), expected
+
+
+@eqx.filter_jit
+def _moved_scores(
+    forecasts: Embedding, y: Array, scale: Array, standardized: Array, unit: Array
+) -> Float[Array, " m"]:
+    """Energy scores of held-out y, each under its own moved and stretched residuals."""
+
+    def one(row):
+        weights, factor, own = row
+        atoms = Embedding(forecasts.kernel, factor * (forecasts.points - own) / unit, weights)
+        return energy_score(atoms, jnp.zeros_like(own))
+
+    return lax.map(one, (forecasts.weights, scale, standardized))
+
+
+def _report(
+    plain: Report, scores: dict[str, np.ndarray], best: Embedding, happened: Array
+) -> Report:
+    """Scores of both forms, the better one first, and the coverage of that one."""
+    summary, notes = compared(scores)
+    rivals = {name: value for name, value in plain.errors.items() if name not in summary}
+    values = np.asarray(best.points).reshape(size(best.points), -1)
+    truth = np.asarray(happened).reshape(len(happened), -1)
+    levels = central_levels(np.asarray(best.weights), values, truth).reshape(-1)
+    held = dict(zip(LEVELS, np.asarray(coverage(jnp.asarray(levels))).tolist(), strict=True))
+    form, (own, _) = next(iter(summary.items()))
+    notes += [
+        f"As good or better than the {form} here: {name}."
+        for name, (mean, _) in rivals.items()
+        if mean <= own
+    ]
+    return Report(
+        chosen={"form": form, **plain.chosen},
+        errors={**summary, **rivals},
+        recovered=float("nan"),
+        coverage=held,
+        temperature=1.0,
+        notes=("The errors are energy scores of pairs that are left out.", *notes),
+    )

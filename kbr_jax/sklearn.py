@@ -1,0 +1,138 @@
+r"""Conditional distributions as estimators of scikit-learn (extra `sklearn`).
+
+Pipelines, grid searches and cross-validation of scikit-learn take them.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from .embedding import density, mean, quantile
+from .kernels import KernelLike
+from .learning import learn_conditional, learn_forecast
+from .learning._forecast import located_forecast
+from .rules import condition, fit_conditional
+
+
+class _Estimator(BaseEstimator):
+    """What the two estimators share: their parameters, and what they check."""
+
+    def __init__(self, *, kernel: KernelLike = None, regularizer: float | None = None):
+        self.kernel = kernel
+        self.regularizer = regularizer
+
+    def _given(self) -> bool:
+        """Whether kernel and regularizer are given; one of them alone is an error."""
+        if (self.kernel is None) != (self.regularizer is None):
+            raise ValueError("Give both `kernel` and `regularizer`, or neither to learn them.")
+        return self.kernel is not None
+
+    def _checked(self, X: Any) -> np.ndarray:
+        check_is_fitted(self)
+        return validate_data(self, X, reset=False)
+
+
+def _each(function: Callable, x: np.ndarray) -> np.ndarray:
+    """A function of one point at every row, whatever the other rows are."""
+    return np.asarray(jax.lax.map(function, jnp.asarray(x, float)), float)
+
+
+class ConditionalEmbeddingRegressor(RegressorMixin, _Estimator):
+    r"""Regression with a distribution: means and quantiles of P(y | x), by `learn_forecast`.
+
+    **Arguments:** `kernel` of x and `regularizer`, for all that is fitted. By default both are
+    chosen by exact leave-one-out.
+
+    **Attributes:** `forecast_`, a `learning.Forecast`: `forecast_(x)` embeds P(y | x); `report_`,
+    how it was chosen, None where nothing was.
+
+    **Methods:** `fit(X, y)` with y `[n]` or `[n, d]`, `predict(X)`, `predict_quantiles(X, q)` and
+    `score(X, y)`, R squared. Cost O(n^3) to fit, O(n^2) a row to predict; above 3 000 rows with 500
+    landmarks.
+
+    **Example:**
+
+    >>> import numpy as np
+    >>> from kbr_jax.sklearn import ConditionalEmbeddingRegressor
+    >>> x = np.linspace(-3, 3, 60)[:, None]
+    >>> regressor = ConditionalEmbeddingRegressor().fit(x, np.sin(x[:, 0]))
+    >>> print(f"{regressor.predict([[1.0]])[0]:.2f}")
+    0.84
+    """
+
+    def fit(self, X: Any, y: Any) -> "ConditionalEmbeddingRegressor":
+        """Fit to n rows of X `[n, p]` and y `[n]` or `[n, d]`."""
+        X, y = validate_data(self, X, y, multi_output=True, y_numeric=True)
+        x, targets, self.report_ = jnp.asarray(X, float), jnp.asarray(y, float), None
+        if self._given():
+            self.forecast_, _ = located_forecast(
+                lambda values: fit_conditional(
+                    self.kernel, None, x, values, regularizer=self.regularizer
+                ),
+                targets,
+            )
+        else:
+            self.forecast_, self.report_ = learn_forecast(x, targets, progress=False)
+        return self
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Conditional means `[m]` or `[m, d]`."""
+        return _each(lambda x: mean(self.forecast_(x)), self._checked(X))
+
+    def predict_quantiles(self, X: Any, probabilities: Any = (0.05, 0.5, 0.95)) -> np.ndarray:
+        """Conditional quantiles `[m, q]` or `[m, q, d]`; they do not cross."""
+        levels = np.atleast_1d(np.asarray(probabilities, float))
+        return _each(lambda x: quantile(self.forecast_(x), levels), self._checked(X))
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+
+class ConditionalEmbeddingClassifier(ClassifierMixin, _Estimator):
+    r"""Classification by a conditional embedding of labels.
+
+    **Arguments:** as `ConditionalEmbeddingRegressor`. The score that chooses is Brier's.
+
+    **Attributes:** `classes_`; `model_`, of the numbers of the classes; `report_`, None where
+    nothing was chosen.
+
+    **Methods:** `fit(X, y)`, `predict(X)`, `predict_proba(X)` `[m, classes]`, non-negative with sum
+    1, and `score(X, y)`, the accuracy. Cost as `ConditionalEmbeddingRegressor`.
+    """
+
+    def fit(self, X: Any, y: Any) -> "ConditionalEmbeddingClassifier":
+        """Fit to n rows of X `[n, p]` and labels y `[n]`."""
+        X, y = validate_data(self, X, y)
+        check_classification_targets(y)
+        self.classes_, numbers = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError("`y` must hold at least 2 classes; it holds one class.")
+        x, labels, self.report_ = jnp.asarray(X, float), jnp.asarray(numbers, jnp.int32), None
+        if self._given():
+            self.model_ = fit_conditional(
+                self.kernel, None, x, labels, regularizer=self.regularizer
+            )
+        else:
+            self.model_, self.report_ = learn_conditional(x, labels, progress=False)
+        return self
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Probabilities of the classes `[m, classes]`."""
+        check_is_fitted(self)
+        numbers = jnp.arange(len(self.classes_), dtype=jnp.int32)
+        return _each(
+            lambda x: density(condition(self.model_, x), numbers),
+            validate_data(self, X, reset=False),
+        )
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The most probable class of each row."""
+        return self.classes_[np.argmax(self.predict_proba(X), axis=1)]

@@ -1,0 +1,140 @@
+"""Forecasts in moved form, and the estimators of scikit-learn."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sklearn.utils.estimator_checks import check_estimator
+
+import kbr_jax as kbr
+from kbr_jax.learning import _conditional, learn_forecast
+from kbr_jax.learning._forecast import LEAST_SCALE, located_forecast
+from kbr_jax.sklearn import ConditionalEmbeddingClassifier, ConditionalEmbeddingRegressor
+
+N = 80
+
+
+@pytest.fixture(scope="module")
+def fast():
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (("TRIALS", 8), ("REFINEMENTS", 4), ("STEPS", 4)):
+            patch.setattr(_conditional, name, value)
+        yield
+
+
+def pairs(n, seed=0):
+    """Location and scale that move with x."""
+    rng = np.random.default_rng(seed)
+    x = rng.uniform(-2, 2, size=(n, 1))
+    return x, 2 * x[:, 0] + (0.2 + 0.3 * (x[:, 0] + 2)) * rng.normal(size=n)
+
+
+@pytest.fixture(scope="module")
+def learned(fast):
+    x, y = pairs(N)
+    return learn_forecast(jnp.asarray(x), jnp.asarray(y), progress=False)
+
+
+def test_atoms_and_weights_by_hand():
+    x, y = pairs(20)
+    kernel, ridge = kbr.Gaussian(1.0), 1e-2
+
+    def regress(values, rows, at):
+        gram = np.asarray(kernel.gram(jnp.asarray(x[rows]), jnp.asarray(x[rows])))
+        column = np.asarray(kernel.gram(jnp.asarray(x[rows]), jnp.asarray(at)[None]))[:, 0]
+        return np.linalg.solve(gram + len(rows) * ridge * np.eye(len(rows)), column), values[rows]
+
+    def left_out(values):
+        found = []
+        for i in range(20):
+            rows = np.delete(np.arange(20), i)
+            weights, rest = regress(values, rows, x[i])
+            found.append(weights @ rest)
+        return np.array(found)
+
+    residuals = y - left_out(y)
+    sizes = np.abs(residuals)
+    scale = np.maximum(left_out(sizes), LEAST_SCALE * sizes.mean())
+    shape = residuals / scale
+    at = np.array([0.4])
+    weights, _ = regress(y, np.arange(20), at)
+    own = weights / max(weights.sum(), 0.5)
+    rest = (1 - own.sum()) / 20
+    center = (own + rest) @ y
+    size = max((own + rest) @ sizes, LEAST_SCALE * sizes.mean())
+
+    forecast, _ = located_forecast(
+        lambda values: kbr.fit_conditional(kernel, None, jnp.asarray(x), values, regularizer=ridge),
+        jnp.asarray(y),
+    )
+    found = forecast(jnp.asarray(at))
+    np.testing.assert_allclose(found.points[:20], center + size * shape, rtol=1e-6)
+    np.testing.assert_allclose(found.points[20:], y)
+    np.testing.assert_allclose(found.weights, np.r_[own, np.full(20, rest)], atol=1e-9)
+    np.testing.assert_allclose(found.weights.sum(), 1)
+
+
+def test_intervals_hold_what_they_say(learned):
+    forecast, report = learned
+    new_x, new_y = pairs(400, 1)
+    low, high = jax.lax.map(lambda p: kbr.credible_interval(forecast(p), 0.8), jnp.asarray(new_x))
+    inside = (low <= new_y) & (new_y <= high)
+    assert abs(float(jnp.mean(inside)) - 0.8) < 0.1
+    for half in (new_x[:, 0] < 0, new_x[:, 0] > 0):  # the scale is followed
+        assert abs(float(jnp.mean(inside[half])) - 0.8) < 0.13
+    assert bool(forecast.located) and "location" in report.chosen["form"]
+    assert report.errors["location, scale and shape"] < report.errors["marginal of y"]
+    values = jax.lax.map(
+        lambda p: kbr.density(
+            forecast(p), jnp.linspace(-12, 12, 400), bandwidth=forecast.bandwidth
+        ),
+        jnp.asarray(new_x[:3]),
+    )
+    np.testing.assert_allclose(values.sum(1) * 24 / 399, 1, atol=1e-3)
+
+
+def test_far_from_all_pairs_it_is_the_marginal(learned):
+    y = pairs(N)[1]
+    far = learned[0](jnp.asarray([1e4]))
+    np.testing.assert_allclose(kbr.mean(far), y.mean(), rtol=1e-6)
+    np.testing.assert_allclose(kbr.std(far), y.std(), rtol=1e-6)
+
+
+def test_exact_functions_and_vectors(fast):
+    x, _ = pairs(40)
+    y = jnp.asarray(np.concatenate([x, x**2], axis=1))
+    forecast, _ = learn_forecast(jnp.asarray(x), y, progress=False)
+    found = kbr.mean(forecast(jnp.asarray([0.5])))
+    np.testing.assert_allclose(found, [0.5, 0.25], atol=0.05)
+    with pytest.raises(ValueError, match="real"):
+        learn_forecast(jnp.asarray(x), jnp.arange(40), progress=False)
+    with pytest.raises(ValueError, match="one point"):
+        forecast(jnp.asarray(x))
+
+
+def test_estimators_learn(fast):
+    x, y = pairs(N)
+    regressor = ConditionalEmbeddingRegressor().fit(x, y)
+    assert regressor.score(*pairs(100, 1)) > 0.6
+    quantiles = regressor.predict_quantiles(x[:5], [0.9, 0.1, 0.5])
+    assert quantiles.shape == (5, 3)
+    assert np.all(quantiles[:, 1] <= quantiles[:, 2]) and np.all(quantiles[:, 2] <= quantiles[:, 0])
+    names = np.where(y > 0, "up", "down")
+    classifier = ConditionalEmbeddingClassifier().fit(x, names)
+    shares = classifier.predict_proba(x)
+    np.testing.assert_allclose(shares.sum(1), 1)
+    assert np.all(shares >= 0) and classifier.score(x, names) > 0.8
+    with pytest.raises(ValueError, match="or neither"):
+        ConditionalEmbeddingRegressor(regularizer=1e-3).fit(x, y)
+
+
+@pytest.mark.parametrize(
+    "estimator", [ConditionalEmbeddingRegressor, ConditionalEmbeddingClassifier]
+)
+@pytest.mark.filterwarnings("ignore")  # the checks warn on purpose
+def test_checks_of_scikit_learn(estimator):
+    found = check_estimator(
+        estimator(kernel=kbr.Gaussian(3.0), regularizer=1e-3), on_skip=None, on_fail=None
+    )
+    failed = [one["check_name"] for one in found if one["status"] == "failed"]
+    assert not failed
