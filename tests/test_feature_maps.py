@@ -137,11 +137,12 @@ def test_spectral_loss_finds_the_singular_values():
     px, py = joint.sum(1), joint.sum(0)
     left, values, right = np.linalg.svd(joint / np.sqrt(np.outer(px, py)))
     rng = np.random.default_rng(0)
-    drawn = rng.choice(9, size=4000, p=joint.ravel())
+    drawn = rng.choice(9, size=10000, p=joint.ravel())
     u = (left[:, 1:] * np.sqrt(values[1:]) / np.sqrt(px)[:, None])[drawn // 3]
     v = (right.T[:, 1:] * np.sqrt(values[1:]) / np.sqrt(py)[:, None])[drawn % 3]
+    # 10 000 pairs: the standard error of the loss is about .02.
     best = float(spectral_loss(jnp.asarray(u), jnp.asarray(v)))
-    assert abs(best + np.sum(values[1:] ** 2)) < 0.05
+    assert abs(best + np.sum(values[1:] ** 2)) < 0.08
     for other in (0.7 * u, 1.4 * u, u @ np.array([[1.0, 0.5], [0.0, 1.0]])):
         assert float(spectral_loss(jnp.asarray(other), jnp.asarray(v))) > best
 
@@ -150,20 +151,24 @@ def test_learned_features_forecast():
     """Y depends on one direction of five: features find it, and the plain network does not."""
     rng = np.random.default_rng(2)
     x = jnp.asarray(rng.normal(size=(300, 5)))
-    y = jnp.asarray(np.sin(2 * (x[:, 0] + x[:, 1])))
+    y = jnp.asarray(np.sin(1.5 * x[:, 0] + x[:, 1]))
     start = eqx.nn.MLP(5, 8, 16, 1, jnp.tanh, jnp.tanh, key=jax.random.key(0))
-    net, course = learn_features(
-        start,
-        x,
-        y,
-        num_steps=150,
-        num_pairs=64,
-        optimizer=optax.adam(2e-2),
-        key=jax.random.key(1),
-        progress=False,
-    )
+
+    def learn():
+        return learn_features(
+            start,
+            x,
+            y,
+            num_steps=80,
+            num_pairs=100,
+            optimizer=optax.adam(2e-2),
+            key=jax.random.key(1),
+            progress=False,
+        )
+
+    net, course = learn()
     new = jnp.asarray(rng.normal(size=(200, 5)))
-    truth = jnp.sin(2 * (new[:, 0] + new[:, 1]))
+    truth = jnp.sin(1.5 * new[:, 0] + new[:, 1])
 
     def error(f):
         model = kbr.fit_conditional(FeatureMap(f), None, x, y, regularizer=1e-3)
@@ -171,16 +176,7 @@ def test_learned_features_forecast():
 
     assert error(net) < 0.5 * error(start)
     assert course.value <= course.history.validation[0]
-    again, _ = learn_features(
-        start,
-        x,
-        y,
-        num_steps=150,
-        num_pairs=64,
-        optimizer=optax.adam(2e-2),
-        key=jax.random.key(1),
-        progress=False,
-    )
+    again, _ = learn()
     close_trees(eqx.filter(net, eqx.is_array), eqx.filter(again, eqx.is_array), 0)
 
 

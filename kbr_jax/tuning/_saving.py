@@ -23,10 +23,8 @@ from .._checks import is_concrete
 
 _FORMAT, _VERSION, _STRUCTURE = "kbr_jax tree", 1, "structure.json"
 _ROOT = __name__.partition(".")[0]
-_FUNCTIONS, _CLASSES = (
-    (_ROOT,),
-    (_ROOT, "optax"),
-)  # packages they may come from, if the caller does not give them
+# Packages and modules that they may come from, if the caller does not give them.
+_FUNCTIONS, _CLASSES = (_ROOT, "jax.nn", "jax.numpy"), (_ROOT, "optax", "equinox.nn")
 
 
 def save(
@@ -45,16 +43,17 @@ def save(
     - `path`: where to; it gets no suffix.
     - `tree`: kernels, features, embeddings, moments, models, filters and their states, states of
       optax; tuples, named tuples, lists and dicts of these; arrays of jax or NumPy, random keys,
-      plain numbers, strings, None, functions of kbr_jax.
-    - `functions`: names for functions and classes that are not of kbr_jax: a callable that serves
+      plain numbers, strings, None; networks of `equinox.nn`; functions of kbr_jax, `jax.nn` and
+      `jax.numpy`.
+    - `functions`: names for other functions and classes: a callable that serves
       as kernel, `decode` of a `CusumRestartFilter`, the class of a kernel of your own. Only the
       name is stored; `load` asks for the thing itself.
 
     Not stored: weak types, and how an array is spread over devices. Cost: time and size O(bytes of
     the distinct arrays).
 
-    **Raises:** `ValueError` for traced values (save outside `jit`), for functions and classes that
-    are not of kbr_jax and not in `functions`, and for anything else that cannot be stored (the mesh
+    **Raises:** `ValueError` for traced values (save outside `jit`), for other functions and classes
+    that are not in `functions`, and for anything else that cannot be stored (the mesh
     of a `ConjugateGradient`), saying where in the tree it is.
     """
     target, encoder = pathlib.Path(os.path.realpath(path)), _Encoder(functions or {})
@@ -215,7 +214,8 @@ class _Encoder:
             return f":{self.names[id(thing)]}"
         name, module = getattr(thing, "__qualname__", None), str(getattr(thing, "__module__", None))
         # The public name comes first: it outlives the private module.
-        addresses = (f"{place}:{name}" for place in (module.partition(".")[0], module))
+        places = (module.partition(".")[0], module, *homes)
+        addresses = (f"{place}:{name}" for place in places)
         return next(
             (address for address in addresses if name and _find(address, homes) is thing), None
         )
@@ -293,21 +293,20 @@ class _Decoder:
 
 
 def _find(address: str, homes: tuple[str, ...]) -> Any:
-    """What is defined as `module:name` in one of the packages `homes`, else None.
+    """What is defined as `module:name` in one of the packages or modules `homes`, else None.
 
     Not what a module there imports.
     """
     module, _, name = address.partition(":")
-    if module.partition(".")[0] not in homes:
+    if not any(f"{module}.".startswith(f"{home}.") for home in homes):
         return None
     try:
         found = ft.reduce(getattr, name.split("."), importlib.import_module(module))
     except (ImportError, AttributeError):
         return None
-    defined = (
-        getattr(found, "__qualname__", None) == name
-        and str(found.__module__).partition(".")[0] in homes
-    )
+    defined = getattr(found, "__qualname__", None) == name and str(found.__module__).partition(".")[
+        0
+    ] in {home.partition(".")[0] for home in homes}
     return found if defined else None
 
 
