@@ -3,6 +3,8 @@
 A NumPy reference from the formula, levels and power over many data sets, chains, thinning.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -164,82 +166,73 @@ def test_multipliers_are_an_autoregressive_process():
     close(found, np.exp(-lags / 5), 0.0, 0.05)
 
 
-# ---- level and power over many data sets, in one program each
+# ---- level and power over many data sets, in one program for both
 
 REPETITIONS, DRAWS, LEVEL = 300, 99, 0.1
 
 
 def rejections(log_density, draw, count=REPETITIONS, **options):
-    def test(key):
+    """The share of rejections as a function of what `draw` takes besides a key."""
+
+    def test(value, key):
         data, signs = jax.random.split(key)
         return goodness_of_fit_test(
-            log_density, draw(data), key=signs, num_draws=DRAWS, **options
+            log_density, draw(data, value), key=signs, num_draws=DRAWS, **options
         ).p_value
 
-    p = jax.jit(lambda keys: jax.lax.map(test, keys, batch_size=50))(
-        jax.random.split(jax.random.key(1), count)
-    )
-    return np.mean(np.asarray(p) <= LEVEL)
+    keys = jax.random.split(jax.random.key(1), count)
+    program = jax.jit(lambda value: jax.lax.map(partial(test, value), keys, batch_size=50))
+    return lambda value: np.mean(np.asarray(program(value)) <= LEVEL)
 
 
 MOST = scipy.stats.binom.ppf(0.999, REPETITIONS, LEVEL) / REPETITIONS
 
 
-def of_banana(bend):
-    def draw(key):
-        z = jax.random.normal(key, (50, 2))
-        return jnp.stack([z[:, 0], bend * z[:, 0] ** 2 + z[:, 1] / 2], axis=1)
-
-    return draw
+def of_banana(key, bend):
+    z = jax.random.normal(key, (50, 2))
+    return jnp.stack([z[:, 0], bend * z[:, 0] ** 2 + z[:, 1] / 2], axis=1)
 
 
-def of_mixture(spread):
-    def draw(key):
-        side, noise = jax.random.split(key)
-        sides = jax.random.rademacher(side, (50, 1), float)
-        return 2 * sides + spread * jax.random.normal(noise, (50, 1))
-
-    return draw
+def of_mixture(key, spread):
+    side, noise = jax.random.split(key)
+    sides = jax.random.rademacher(side, (50, 1), float)
+    return 2 * sides + spread * jax.random.normal(noise, (50, 1))
 
 
-def of_normal(shift, n):
-    return lambda key: jax.random.normal(key, (n, 1)) + shift
+def of_normal(key, shift):
+    return jax.random.normal(key, (20, 1)) + shift
 
 
-def test_level_and_power_for_a_normal():
-    share = rejections(normal, of_normal(0.0, 20))
-    assert 0.01 < share <= MOST
-    assert rejections(normal, of_normal(0.8, 20)) > 0.8
+def of_chain(key, shift):
+    ones = multipliers(key, 100, jnp.asarray(-1 / np.log(0.8)), jnp.dtype(float))
+    return ones[:, None] + shift
 
 
-def test_level_and_power_for_a_banana():
-    assert 0.03 < rejections(banana, of_banana(1.0)) <= MOST
-    assert rejections(banana, of_banana(0.5)) > 0.8
-
-
-def test_level_and_power_for_a_mixture():
-    assert 0.01 < rejections(mixture, of_mixture(1.0)) <= MOST
-    assert rejections(mixture, of_mixture(0.4)) > 0.8
-
-
-def of_chain(shift):
-    def draw(key):
-        ones = multipliers(key, 100, jnp.asarray(-1 / np.log(0.8)), jnp.dtype(float))
-        return ones[:, None] + shift
-
-    return draw
+@pytest.mark.parametrize(
+    ("log_density", "draw", "level", "power", "least"),
+    [
+        (normal, of_normal, 0.0, 0.8, 0.01),
+        (banana, of_banana, 1.0, 0.5, 0.03),
+        (mixture, of_mixture, 1.0, 0.4, 0.01),
+    ],
+    ids=["normal", "banana", "mixture"],
+)
+def test_level_and_power(log_density, draw, level, power, least):
+    share = rejections(log_density, draw)
+    assert least < share(level) <= MOST
+    assert share(power) > 0.8
 
 
 @pytest.mark.parametrize("dependent", [True, 12])
 def test_level_and_power_for_a_chain(dependent):
-    options = {"count": 200, "dependent": dependent, "kernel": kbr.Gaussian(1.0)}
+    share = rejections(normal, of_chain, 200, dependent=dependent, kernel=kbr.Gaussian(1.0))
     most = scipy.stats.binom.ppf(0.999, 200, LEVEL) / 200
-    assert rejections(normal, of_chain(0.0), **options) <= most + 0.05  # short chains: .12
-    assert rejections(normal, of_chain(1.5), **options) > 0.6
+    assert share(0.0) <= most + 0.05  # short chains: .12
+    assert share(1.5) > 0.6
 
 
 def test_a_chain_as_if_its_points_were_independent():
-    assert rejections(normal, of_chain(0.0), count=200, kernel=kbr.Gaussian(1.0)) > 0.4
+    assert rejections(normal, of_chain, 200, kernel=kbr.Gaussian(1.0))(0.0) > 0.4
 
 
 # ---- edges
