@@ -3,6 +3,7 @@
 Float64 with checked shapes, and float32 (KBR_TEST_PRECISION=32) without the checker.
 """
 
+import functools
 import gc
 import os
 import pathlib
@@ -12,6 +13,7 @@ import jax
 import jaxtyping
 import numpy as np
 import pytest
+from jax._src.interpreters import mlir
 
 FLOAT32 = os.environ.get("KBR_TEST_PRECISION", "64") == "32"
 
@@ -46,10 +48,18 @@ if not FLOAT32:
     # Compiling is most of what the tests cost, and each program runs a few times on a few points:
     # leave LLVM's optimization to the float32 leg. `XLA_FLAGS= pytest` has it here too.
     flags += ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true"]
+    # What simplifies loops is a seventh of compiling a program with many of them.
+    loops = "simplify-while-loops,while-loop-invariant-code-motion,while-loop-constant-sinking"
+    flags.append(f"--xla_disable_hlo_passes={loops}")
     if jax.__version_info__ < (0, 11):
         flags.append("--xla_cpu_use_fusion_emitters=false")
 os.environ.setdefault("XLA_FLAGS", " ".join(flags))
 
+
+# Half of what lowering a small program costs is a new context of MLIR with all dialects, 6 ms. One
+# serves all programs.
+if hasattr(mlir, "make_ir_context"):
+    mlir.make_ir_context = functools.cache(mlir.make_ir_context)
 
 #: Tests whose first case takes .7 s or more, written by `pytest --store-slow`.
 SLOW = pathlib.Path(__file__).parent / "slow.txt"
@@ -96,21 +106,24 @@ def _draws_of_this_test_alone(request, monkeypatch):
         )
 
 
+MAPS = pathlib.Path("/proc/self/maps")
+
+
 def pytest_runtest_teardown(item, nextitem):
-    """A compiled program maps memory dozens of times, and Linux allows a process 65530 maps: LLVM
-    crashes at the end of them.
+    """A compiled program maps memory, and Linux allows a process 65530 maps: LLVM crashes at the
+    end of them. To forget programs costs seconds, and what follows is traced again: not before a
+    third of the maps are there.
 
     Between modules, since tests of one may count the traces of what they share.
     """
-    _done.append(item)
-    if len(_done) >= 100 and (nextitem is None or nextitem.module is not item.module):
-        _done.clear()
+    if nextitem is None or nextitem.module is item.module:
+        return
+    if not MAPS.exists() or MAPS.read_bytes().count(b"\n") > 20000:
         jax.clear_caches()
         gc.collect()
 
 
-_done = []
 _seconds: dict = {}
 
-# Tracing makes many objects and few cycles. One collection for 100 tests is enough.
+# Tracing makes many objects and few cycles.
 gc.disable()
