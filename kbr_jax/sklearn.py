@@ -14,7 +14,6 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from .embedding import density, mean, quantile
-from .kernels import KernelLike
 from .learning import learn_conditional, learn_forecast
 from .learning._forecast import located_forecast
 from .rules import condition, fit_conditional
@@ -23,7 +22,7 @@ from .rules import condition, fit_conditional
 class _Estimator(BaseEstimator):
     """What the two estimators share: their parameters, and what they check."""
 
-    def __init__(self, *, kernel: KernelLike = None, regularizer: float | None = None):
+    def __init__(self, *, kernel: Any = None, regularizer: Any = None):
         self.kernel = kernel
         self.regularizer = regularizer
 
@@ -135,4 +134,5 @@ class ConditionalEmbeddingClassifier(ClassifierMixin, _Estimator):
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class of each row."""
-        return self.classes_[np.argmax(self.predict_proba(X), axis=1)]
+        best = np.argmax(self.predict_proba(X), axis=1)
+        return self.classes_[best]

@@ -29,8 +29,9 @@ MOVED, PLAIN = "location, scale and shape", "conditional embedding"
 class Forecast(eqx.Module):
     r"""P(Y | X = x) as a function of x; made by `learn_forecast`.
 
-    `forecast(x)` embeds it at one x. With `located` it stands on the atoms $m(x) + s(x) e_i$, with
-    the weights that `shape` gives to the standardized residuals $e_i$; else on the training y.
+    `forecast(x)` embeds it at one x. With `located` it stands on the atoms
+    $m(x) + s(x) (e_i - \bar e(x))$, with the weights $w_i(x)$ that `shape` gives to the
+    standardized residuals $e_i$, of mean $\bar e(x) = \sum_i w_i(x) e_i$; else on the training y.
 
     - `location`, `scale`, `shape`: conditional embeddings of y, of $|y - m(x)|$ and of
       $e = (y - m(x)) / s(x)$ given x.
@@ -54,7 +55,8 @@ class Forecast(eqx.Module):
         size_ = _average(sum(_weights(self.scale, x)), self.scale.y)
         least = LEAST_SCALE * jnp.mean(self.scale.y, axis=0)
         moved, beyond = _weights(self.shape, x)
-        atoms = center + jnp.maximum(size_, least) * self.shape.y
+        middle = _average(moved + beyond, self.shape.y)
+        atoms = center + jnp.maximum(size_, least) * (self.shape.y - middle)
         # Far from all pairs neither form knows more than the marginal of y.
         weights = jnp.where(
             self.located,
@@ -90,9 +92,9 @@ def learn_forecast(
     A plain conditional embedding keeps the training y where they are: within its bandwidth of x the
     mean moves, and the forecast is too wide by that. Here three conditional embeddings are learned
     by `learn_conditional`: of y, of the size of its residuals, and of the standardized residuals.
-    The forecast moves and stretches the residuals, $m(x) + s(x) e_i$ (heteroscedastic location and
-    scale, as Akritas and Van Keilegom 2001), where their weights may still change with x. The
-    plain form is kept where its held-out energy score is better.
+    The forecast moves and stretches the residuals (heteroscedastic location and scale, as Akritas
+    and Van Keilegom 2001), and their weights still change with x. Its mean is that of the first
+    model. The plain form is kept where its held-out energy score is better.
 
     **Arguments:**
 
@@ -128,18 +130,21 @@ def learn_forecast(
 
     forecast, expected = located_forecast(fit, y)
     rows = jnp.asarray(spread(size(x), PAIRS))
-    seen = take((y, expected, forecast.shape.y), rows)
+    truth, factors = take((y, expected), rows)
     plain = leave_out_forecasts(forecast.location, rows)
     moved = leave_out_forecasts(forecast.shape, rows)
+    # In units of its own residuals, what happened is its residual and what centering takes away.
+    middle = matmul(moved.weights, moved.points.reshape(size(y), -1)).reshape(truth.shape)
+    aim = take(moved.points, rows) + middle
     unit = coordinate_scale(y).astype(y.dtype)
     scores = {
-        MOVED: np.asarray(_moved_scores(moved, *seen, unit)),
+        MOVED: np.asarray(_moved_scores(moved, aim, factors, unit)),
         PLAIN: np.asarray(
-            energy_score(Embedding(plain.kernel, y / unit, plain.weights), seen[0] / unit)
+            energy_score(Embedding(plain.kernel, y / unit, plain.weights), truth / unit)
         ),
     }
     located = scores[MOVED].mean() <= scores[PLAIN].mean()
-    best, happened = (moved, seen[2]) if located else (plain, seen[0])
+    best, happened = (moved, aim) if located else (plain, truth)
     chosen = jnp.asarray(located), fit_bandwidth(best, happened)
     forecast = eqx.tree_at(lambda f: (f.located, f.bandwidth), forecast, chosen)
     ordered = {name: scores[name] for name in ((MOVED, PLAIN) if located else (PLAIN, MOVED))}
@@ -165,7 +170,7 @@ def located_forecast(
 
 @eqx.filter_jit
 def _moved_scores(
-    forecasts: Embedding, y: Array, scale: Array, standardized: Array, unit: Array
+    forecasts: Embedding, aim: Array, scale: Array, unit: Array
 ) -> Float[Array, " m"]:
     """Energy scores of held-out y, each under its own moved and stretched residuals."""
 
@@ -174,7 +179,7 @@ def _moved_scores(
         atoms = Embedding(forecasts.kernel, factor * (forecasts.points - own) / unit, weights)
         return energy_score(atoms, jnp.zeros_like(own))
 
-    return lax.map(one, (forecasts.weights, scale, standardized))
+    return lax.map(one, (forecasts.weights, scale, aim))
 
 
 def _report(
