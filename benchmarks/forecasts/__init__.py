@@ -1,0 +1,1 @@
+"""Conditional distributions that one can read, beside forests, networks and densities."""
