@@ -128,22 +128,26 @@ class PSDFactor(AbstractFactor):
         wins back an order of magnitude that rounding in the factor had lost, and it removes the
         effect of the jitter.
         """
-        fixed = lax.stop_gradient(self)
+        return _solved(self, b.reshape(b.shape[0], -1)).reshape(b.shape)
 
-        def product(x):
-            return matmul(self.matrix, x) + self.shift * x
 
-        def refined(_, rhs):
-            return _refined(
-                fixed.upper,
-                fixed.inverse,
-                lambda x: (rhs - matmul(fixed.matrix, x)) - fixed.shift * x,
-                rhs,
-            )
+# Compiled on its own: outside `jit` each call would compile the choice of a platform anew.
+@jax.jit
+def _solved(factor: PSDFactor, columns: Float[Array, "n k"]) -> Float[Array, "n k"]:
+    fixed = lax.stop_gradient(factor)
 
-        columns = b.reshape(b.shape[0], -1)
-        solution = lax.custom_linear_solve(product, columns, refined, symmetric=True)
-        return solution.reshape(b.shape)
+    def product(x):
+        return matmul(factor.matrix, x) + factor.shift * x
+
+    def refined(_, rhs):
+        return _refined(
+            fixed.upper,
+            fixed.inverse,
+            lambda x: (rhs - matmul(fixed.matrix, x)) - fixed.shift * x,
+            rhs,
+        )
+
+    return lax.custom_linear_solve(product, columns, refined, symmetric=True)
 
 
 def _refined(
@@ -273,6 +277,7 @@ def _resolvent_of_blocks(matrix, shift, b):
     return solution[:n], -solution[n:]
 
 
+@jax.jit
 def symmetric_resolvent(
     matrix: Float[Array, "n n"], squared_shift: Float[Array, ""], b: Float[Array, "n *k"]
 ) -> Float[Array, "n *k"]:

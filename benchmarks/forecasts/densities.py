@@ -5,9 +5,9 @@ r"""Six conditional densities, and how far each estimate is from the true distri
 The densities are those of the benchmark scripts of neural conditional probability (Kostic et al.
 2024): `LinearGaussian`, `EconDensity`, `ArmaJump`, `SkewNormal`, `GaussianMixture` (its parameters
 are drawn anew here) and `LGGMD` with 20 coordinates of x. 1 000 pairs, standardized. As there,
-estimates are compared with the truth at 19 quantiles of x between 5 and 95 % (for `LGGMD` of
-each of the first three coordinates, the others at their medians), on 1 000 values between the least and the
-largest y: Hellinger, Wasserstein and Kolmogorov distances, means over x.
+estimates are compared with the truth at 19 quantiles of x between 5 and 95 % (for `LGGMD` of each
+of the first three coordinates, the others at their medians), on 1 000 values between the least and
+the largest y: Hellinger, Wasserstein and Kolmogorov distances, means over x.
 
 Peers, all with a fifth of the pairs held out for stopping or for choosing:
 

@@ -1,5 +1,6 @@
 r"""Densities and modes, from weights of any sign."""
 
+import functools
 import math
 
 import jax
@@ -75,9 +76,19 @@ def density(
     else:
         atoms, at = real_rows(embedding.points, flat.dtype), real_rows(rows, flat.dtype)
         widths = bandwidths(embedding, flat, bandwidth)
-        values = lax.map(lambda one: matmul(_gaussians(at, atoms, one[1]), one[0]), (flat, widths))
+        values = _densities(at, atoms, flat, widths)
     values = values.reshape(*shares.shape[:-1], -1)
     return values[..., 0] if single else values
+
+
+@jax.jit
+def _densities(
+    points: Float[Array, "m d"],
+    atoms: Float[Array, "n d"],
+    shares: Float[Array, "b n"],
+    widths: Float[Array, "b d"],
+) -> Float[Array, "b m"]:
+    return lax.map(lambda one: matmul(_gaussians(points, atoms, one[1]), one[0]), (shares, widths))
 
 
 def modes(
@@ -100,10 +111,17 @@ def modes(
     flat = shares.reshape(-1, shares.shape[-1])
     atoms = real_rows(embedding.points, flat.dtype)
     widths = bandwidths(embedding, flat, bandwidth)
-    places, heights = lax.map(lambda one: _modes(atoms, *one, count), (flat, widths))
+    places, heights = _all_modes(atoms, flat, widths, count)
     shape = jax.tree.leaves(embedding.points)[0].shape[1:]
     batch = shares.shape[:-1]
     return places.reshape(*batch, count, *shape), heights.reshape(*batch, count)
+
+
+@functools.partial(jax.jit, static_argnames="count")
+def _all_modes(
+    atoms: Float[Array, "n d"], shares: Float[Array, "b n"], widths: Float[Array, "b d"], count: int
+) -> tuple[Float[Array, "b k d"], Float[Array, "b k"]]:
+    return lax.map(lambda one: _modes(atoms, *one, count), (shares, widths))
 
 
 def _modes(

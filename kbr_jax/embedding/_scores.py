@@ -62,6 +62,7 @@ def log_score(
     return scores[0] if embedding.weights.ndim == 1 else scores
 
 
+@jax.jit
 def log_densities(
     atoms: Float[Array, "n d"],
     shares: Float[Array, "b n"],

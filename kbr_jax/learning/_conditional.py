@@ -33,6 +33,8 @@ from ._search import resolvable, search
 #: Pairs that are seen while choosing, candidates over the whole range and near the best, Adam's
 #: steps and rate. Up to `EXACT` pairs the final fit is exact, above it has `RANK` landmarks.
 PAIRS, TRIALS, REFINEMENTS, STEPS, RATE, EXACT, RANK = 1000, 24, 12, 40, 0.1, 3000, 500
+#: One object, so that all calls share a compiled step.
+OPTIMIZER = optax.adam(RATE)
 #: Bandwidths are in units of the median distance.
 RANGES = {"bandwidth_x": (0.03, 3.0), "regularizer": (1e-8, 1.0)}
 #: Candidates of the rivals.
@@ -145,9 +147,7 @@ def _tuned(setting: _Setting, x: Points, y: Points, free: dict, fixed: dict) -> 
     if setting.unit is not None:
         start["bandwidth_x"] = jnp.broadcast_to(free["bandwidth_x"], setting.unit.shape)
     loss = jax.tree_util.Partial(_loss, setting, x, y, fixed)
-    found = tune(
-        loss, start, optax.adam(RATE), num_steps=STEPS, positive=lambda p: p, progress=False
-    )
+    found = tune(loss, start, OPTIMIZER, num_steps=STEPS, positive=lambda p: p, progress=False)
     return resolvable(found.parameters)
 
 

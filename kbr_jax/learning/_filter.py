@@ -37,6 +37,8 @@ from ._search import resolvable, search
 RANK, ACTIVE = 150, 100
 #: Candidates over the whole range for each estimator, candidates near the best, and Adam's steps.
 TRIALS, REFINEMENTS, STEPS, RATE = 12, 16, 5, 0.1
+#: One object, so that all calls share a compiled step.
+OPTIMIZER = optax.adam(RATE)
 #: Ranges that are searched. Bandwidths are in units of the states' scale and of the median distance
 #: of observations.
 RANGES = {
@@ -312,9 +314,7 @@ def _tuned(setting: _Setting, folds: Fold, values: dict, fixed: dict) -> tuple[d
         lambda f: (f.truth, f.queries, f.redrawn, f.wrong), folds, [x[:, :1] for x in runs]
     )
     loss = jax.tree_util.Partial(_loss, setting, one, values)
-    found = tune(
-        loss, free, optax.adam(RATE), num_steps=STEPS, positive=lambda p: p, progress=False
-    )
+    found = tune(loss, free, OPTIMIZER, num_steps=STEPS, positive=lambda p: p, progress=False)
     tuned = {**values, **resolvable(found.parameters)}
     found_score = score(setting, folds, tuned, start)
     return (tuned, found_score) if found_score < start else (values, start)

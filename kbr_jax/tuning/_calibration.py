@@ -1,5 +1,6 @@
 """Regions and intervals that hold what they say, and bandwidths, by held-out data."""
 
+import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -16,6 +17,7 @@ LIMIT, COUNT = 16.0, 33
 WIDTHS, NUM_WIDTHS = (0.05, 4.0), 32
 
 
+@eqx.filter_jit
 def calibrate(beliefs: Embedding, points: Points) -> Float[Array, ""]:
     r"""Choose the temperature of credible regions on held-out data.
 
@@ -52,6 +54,7 @@ def coverage(levels: Float[Array, " b"]) -> Float[Array, " u"]:
     return jnp.sum(inside & known[:, None], axis=0) / jnp.maximum(jnp.sum(known), 1)
 
 
+@eqx.filter_jit
 def fit_bandwidth(forecasts: Embedding, points: Points) -> Float[Array, ""]:
     r"""Choose the `bandwidth` of `density`: the least mean `log_score` of forecasts.
 
