@@ -32,7 +32,7 @@ FLOORS = (
     ("filtering", "propagation", "dynamics", "herding", "hypotheses", "likelihood_free"),
     ("tuning",),
     ("learning",),
-    ("plotting",),
+    ("plotting", "sklearn"),
     ("experimental",),
     ("__init__",),
 )
@@ -44,6 +44,7 @@ EXTRAS = {
     "tuning/_progress.py": {"tqdm"},
     "plotting/_axes.py": {"matplotlib"},
     "hypotheses/_discovery.py": {"causallearn"},
+    "sklearn.py": {"sklearn"},
 }
 
 

@@ -31,6 +31,10 @@ FOUND = {
     ),
     "guide/filters.md": lambda n: float(jnp.mean((n["estimates"] - n["new_states"]) ** 2)) < 0.2,
     "guide/conditional.md": lambda n: abs(float(n["kbr"].mean(n["posterior"])[0]) - 1) < 0.1,
+    "guide/forecasts.md": lambda n: abs(float(jnp.mean(n["inside"])) - 0.9) < 0.15,
+    "guide/features.md": lambda n: (
+        n["errors"]["learned features"] < 0.5 * n["errors"]["Gaussian kernel"]
+    ),
     "guide/tests.md": lambda n: float(n["result"].p_value) < 0.05,
     "guide/goodness-of-fit.md": lambda n: (
         n["kbr"].hypotheses.kernel_stein_discrepancy(n["log_density"], n["chain"][n["chosen"]]) < 1
