@@ -4,7 +4,7 @@ r"""Six conditional densities, and how far each estimate is from the true distri
 
 The densities are those of the benchmark scripts of neural conditional probability (Kostic et al.
 2024): `LinearGaussian`, `EconDensity`, `ArmaJump`, `SkewNormal`, `GaussianMixture` (its parameters
-are drawn anew here) and `LGGMD` with 20 coordinates of x. 1 000 pairs, standardized. As there,
+are drawn anew here) and `LGGMD` with 20 coordinates of x. 500 pairs, standardized. As there,
 estimates are compared with the truth at 19 quantiles of x between 5 and 95 % (for `LGGMD` of each
 of the first three coordinates, the others at their medians), on 1 000 values between the least and
 the largest y: Hellinger, Wasserstein and Kolmogorov distances, means over x.
@@ -37,7 +37,7 @@ from kbr_jax.tuning import spectral_loss
 from .. import experiment
 
 COMMAND = "python -m benchmarks.forecasts.densities"
-PAIRS, GRID, QUERIES, REPETITIONS = 1000, 1000, 19, 3
+PAIRS, GRID, QUERIES, REPETITIONS = 500, 1000, 19, 3
 #: Parameters of the mixture: shares, means and variances of five normal densities.
 MIXTURE = np.random.default_rng(20)
 SHARES = MIXTURE.dirichlet(np.full(5, 3.0))
