@@ -21,7 +21,18 @@ from . import experiment
 ROOT = experiment.ROOT.parent
 #: Does not break at the end of a line.
 PLUS_MINUS = "\u00a0±\u00a0"
-STORIES = ("rotation", "camera", "rat", "indoor", "lampert", "inference", "tests", "forecasts", "depth", "scale")
+STORIES = (
+    "rotation",
+    "camera",
+    "rat",
+    "indoor",
+    "lampert",
+    "inference",
+    "tests",
+    "forecasts",
+    "depth",
+    "scale",
+)
 #: Template, and the page it becomes.
 PAGES = {
     "benchmarks/readme.md": "README.md",

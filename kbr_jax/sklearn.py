@@ -32,12 +32,12 @@ class _Estimator(BaseEstimator):
             raise ValueError("Give both `kernel` and `regularizer`, or neither to learn them.")
         return self.kernel is not None
 
-    def _checked(self, X: Any) -> np.ndarray:
+    def _checked(self, X: Any) -> Any:
         check_is_fitted(self)
         return validate_data(self, X, reset=False)
 
 
-def _each(function: Callable, x: np.ndarray) -> np.ndarray:
+def _each(function: Callable, x: Any) -> np.ndarray:
     """A function of one point at every row, whatever the other rows are."""
     return np.asarray(jax.lax.map(function, jnp.asarray(x, float)), float)
 

@@ -3,6 +3,7 @@
 Every public computation once, its dtype, and its distance from NumPy in double precision.
 """
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -642,3 +643,47 @@ def test_gradients_beside_a_point_far_away(d):
     np.testing.assert_allclose(
         gradient(jnp.full((1, d), 1e8, jnp.float32)), alone, rtol=1e-5, atol=1e-5
     )
+
+
+def test_forecasts_are_read_in_single_precision():
+    held = kbr.tuning.leave_out_forecasts(MODEL)
+    weights = np.asarray(held.weights, float)
+    shares = weights / weights.sum(1, keepdims=True)
+    assert np.all(np.diag(weights) == 0)
+    apart = np.linalg.norm(Y64[:, None] - Y64, axis=2)
+    expected = (shares * apart).sum(1) - ((shares @ apart) * shares).sum(1) / 2
+    scores = kbr.embedding.energy_score(held, Y)
+    close = {"rtol": 1e-3, "atol": 1e-4}
+    np.testing.assert_allclose(scores, expected, **close)
+    chosen = np.asarray(kbr.embedding.probabilities(held), float)
+    np.testing.assert_allclose(chosen.sum(1), 1, atol=1e-5)
+    mean = chosen @ Y64
+    sigma = np.sqrt(np.maximum(chosen @ Y64**2 - mean**2, 0))
+    width = sigma * (1 / (chosen**2).sum(1, keepdims=True)) ** (-1 / 6)
+    bumps = np.exp(-(((Y64[:, None] - U64) / width[0]) ** 2).sum(2) / 2)
+    values = chosen[0] @ bumps / (2 * np.pi * width[0].prod())
+    one = kbr.embed(KERNEL, Y, held.weights[0])
+    found = kbr.density(one, U)
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found, values, **close)
+    levels = kbr.cdf(one, U[:, 0], lambda y: y[0])
+    quantiles = kbr.quantile(one, jnp.clip(levels, 0.01, 0.99), lambda y: y[0])
+    assert levels.dtype == jnp.float32 and bool(jnp.all(jnp.isfinite(quantiles)))
+    margin = kbr.tuning.conformal_margin(held, Y, 0.8)
+    assert margin.shape == (2,) and margin.dtype == jnp.float32
+
+
+def test_features_are_trained_in_single_precision():
+    x = jnp.asarray(RNG.normal(size=(60, 3)), jnp.float32)
+    start = eqx.nn.Linear(3, 2, key=jax.random.key(0))
+    net, course = kbr.learning.learn_features(
+        start,
+        x,
+        x[:, 0],
+        num_steps=12,
+        num_pairs=20,
+        optimizer=optax.adam(1e-2),
+        key=jax.random.key(1),
+        progress=False,
+    )
+    assert net.weight.dtype == jnp.float32 and bool(jnp.isfinite(course.value))

@@ -28,6 +28,10 @@ def conditional(g, x, y, **options):
     return kbr.fit_conditional(g, g, x, y, **RIDGE, **options)
 
 
+def forecasts(g, x, y):
+    return T.leave_out_forecasts(conditional(g, x, y))
+
+
 def filters(g, x, y, **options):
     return kbr.fit_filter(g, g, x, y, **BAYES, **options)
 
@@ -125,10 +129,16 @@ PROGRAMS = {
     "variance": lambda g, x, y: kbr.variance(P(g, x)),
     "quantile": lambda g, x, y: kbr.quantile(P(g, x), 0.5, lambda s: s[0]),
     "credible_interval": lambda g, x, y: kbr.credible_interval(P(g, x), 0.9, lambda s: s[0]),
+    "cdf": lambda g, x, y: kbr.cdf(P(g, x), 0.5, lambda s: s[0]),
+    "density": lambda g, x, y: kbr.density(P(g, x), x[:2]),
+    "embedding.probabilities": lambda g, x, y: kbr.embedding.probabilities(P(g, x)),
+    "embedding.modes": lambda g, x, y: kbr.embedding.modes(P(g, x), 2),
+    "embedding.energy_score": lambda g, x, y: kbr.embedding.energy_score(P(g, x), x[0]),
+    "embedding.log_score": lambda g, x, y: kbr.embedding.log_score(P(g, x), x[0]),
     "sample": lambda g, x, y: kbr.sample(P(g, x), 3, key=KEY),
     "inner": lambda g, x, y: kbr.inner(P(g, x), P(g, y)),
     "mmd": lambda g, x, y: kbr.mmd(P(g, x), P(g, y)),
-    "norm": lambda g, x, y: kbr.embedding.norm(P(g, x)),
+    "embedding.norm": lambda g, x, y: kbr.embedding.norm(P(g, x)),
     "normalize": lambda g, x, y: kbr.normalize(P(g, x))[1],
     "witness": lambda g, x, y: kbr.witness(P(g, x), P(g, y), x),
     "hsic": lambda g, x, y: kbr.hsic(g, g, x, y),
@@ -245,7 +255,7 @@ PROGRAMS = {
             y,
         ).weights
     ),
-    "fit_cusum_restart": lambda g, x, y: (
+    "filtering.fit_cusum_restart": lambda g, x, y: (
         kbr.run_filter(
             kbr.filtering.fit_cusum_restart(
                 filters(g, x, y),
@@ -286,12 +296,20 @@ PROGRAMS = {
     "tuning.mmd_power": lambda g, x, y: T.mmd_power(g, x, y),
     "tuning.minibatch": lambda g, x, y: T.minibatch((x, y), 3, key=KEY),
     "tuning.coverage": lambda g, x, y: T.coverage(jax.nn.sigmoid(x[:, 0])),
+    "tuning.leave_out_forecasts": lambda g, x, y: forecasts(g, x, y).weights,
+    "tuning.leave_out_forecasts, landmarks": lambda g, x, y: (
+        T.leave_out_forecasts(conditional(g, x, y, landmarks_x=landmarks(x)), jnp.arange(2)).weights
+    ),
+    "tuning.fit_bandwidth": lambda g, x, y: T.fit_bandwidth(forecasts(g, x, y), y),
+    "tuning.conformal_margin": lambda g, x, y: T.conformal_margin(forecasts(g, x, y), y, 0.5),
+    "tuning.adaptive_margins": lambda g, x, y: T.adaptive_margins(forecasts(g, x, y), y, 0.5),
+    "tuning.spectral_loss": lambda g, x, y: T.spectral_loss(x, x, penalty=0.1),
     "tuning.calibrate": lambda g, x, y: T.calibrate(kbr.condition(conditional(g, x, y), x), y),
     **{
         f"herd, {rule}": herding(rule)
         for rule in ("greedy", "chen2010", "line-search", "min-norm-point", "sbq")
     },
-    "herd_continuous": lambda g, x, y: (
+    "herding.herd_continuous": lambda g, x, y: (
         kbr.herding.herd_continuous(
             P(g, x), num_points=2, num_starts=2, num_steps=2
         ).embedding.weights
@@ -402,6 +420,8 @@ EAGER = {
     "hypotheses.pgmpy_test": ON_THE_HOST,
     "learn_conditional": "a search on the host, of compiled programs",
     "learn_filter": "a search on the host, of compiled programs",
+    "learning.learn_features": "a loop on the host over a compiled step, for progress",
+    "learning.learn_forecast": "a search on the host, of compiled programs",
     "learn_posterior": "a search on the host, of compiled programs",
     "tune": "a loop on the host over a compiled step, for progress and checkpoints",
     "tuning.tune_starts": "a loop on the host over a compiled step, for progress",

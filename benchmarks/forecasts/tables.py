@@ -19,6 +19,7 @@ bandwidth for each column up to 30 columns, and noise, by marginal likelihood, t
 import io
 import sys
 import time
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -99,10 +100,10 @@ def process(x, y, new):
     """Quantiles of a Gaussian process for each target."""
     found = []
     for target in y.T:
-        length = np.full(x.shape[1], np.sqrt(x.shape[1])) if x.shape[1] <= 30 else 10.0
+        length: Any = np.full(x.shape[1], np.sqrt(x.shape[1])) if x.shape[1] <= 30 else 10.0
         kernel = ConstantKernel() * RBF(length, (1e-1, 1e4)) + WhiteKernel(0.1, (1e-6, 10))
         model = GaussianProcessRegressor(kernel, n_restarts_optimizer=2, random_state=0)
-        mean, spread = model.fit(x, target).predict(new, return_std=True)
+        mean, spread = map(np.asarray, model.fit(x, target).predict(new, return_std=True)[:2])
         found.append(stats.norm.ppf(LEVELS, mean[:, None], spread[:, None] + 1e-12))
     return np.stack(found, axis=2)
 

@@ -121,7 +121,7 @@ def modes(
 def _all_modes(
     atoms: Float[Array, "n d"], shares: Float[Array, "b n"], widths: Float[Array, "b d"], count: int
 ) -> tuple[Float[Array, "b k d"], Float[Array, "b k"]]:
-    return lax.map(lambda one: _modes(atoms, *one, count), (shares, widths))
+    return lax.map(lambda one: _modes(atoms, one[0], one[1], count), (shares, widths))
 
 
 def _modes(

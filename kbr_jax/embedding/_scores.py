@@ -69,7 +69,7 @@ def log_densities(
     points: Float[Array, "b d"],
     widths: Float[Array, "b d"],
 ) -> Float[Array, " b"]:
-    """Logarithms of the densities of b forecasts on the same atoms, each at its own point."""
+    """Log densities of b forecasts, each at its own point."""
 
     def one(row):
         share, point, width = row

@@ -1,5 +1,6 @@
 """Feature maps, such as neural networks, trained to forecast."""
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -80,6 +81,7 @@ def learn_features(
     key: PRNGKeyArray,
     num_pairs: int = 256,
     optimizer: optax.GradientTransformation | None = None,
+    checkpoint: str | os.PathLike | None = None,
     progress: bool = True,
 ) -> tuple[Callable, TuneResult]:
     r"""Train a feature map f so that a conditional embedding on f(x) forecasts y.
@@ -99,6 +101,7 @@ def learn_features(
     - `x`, `y`: pairs `[n, ...]`, in the order of time where they have one.
     - `num_steps`, `key`; `num_pairs` of a step; `optimizer`, by default AdamW of rate 1e-3 with a
       cosine schedule.
+    - `checkpoint`: a file from which the same call goes on, see `tune`.
     - `progress`: a bar, where tqdm is installed.
 
     **Returns:** the trained map, for `kernels.FeatureMap` or `kernels.Warped`, and what `tune`
@@ -138,7 +141,7 @@ def learn_features(
         optimizer = optax.adamw(optax.cosine_decay_schedule(1e-3, steps))
     start = _Parameters(map, jnp.asarray(RIDGE, kernel.diagonal(take(x, slice(0, 1))).dtype))
     found = tune(
-        _Loss(*known, kernel_y, pairs),
+        _Loss(known[0], known[1], kernel_y, pairs),
         start,
         optimizer,
         num_steps=steps,
@@ -147,6 +150,7 @@ def learn_features(
         validate_every=EVERY,
         key=key,
         progress=progress,
+        checkpoint=checkpoint,
     )
     return found.parameters.map, found
 

@@ -52,7 +52,7 @@ class Forecast(eqx.Module):
         y = self.location.y
         own, rest = _weights(self.location, x)
         center = _average(own + rest, y)
-        size_ = _average(sum(_weights(self.scale, x)), self.scale.y)
+        size_ = _average(jnp.add(*_weights(self.scale, x)), self.scale.y)
         least = LEAST_SCALE * jnp.mean(self.scale.y, axis=0)
         moved, beyond = _weights(self.shape, x)
         middle = _average(moved + beyond, self.shape.y)
@@ -154,7 +154,10 @@ def learn_forecast(
 def located_forecast(
     fit: Callable[[Array], ConditionalEmbedding], y: Float[Array, "n *d"]
 ) -> tuple[Forecast, Float[Array, "n *d"]]:
-    """The moved form from three fits to values at the training x, and its scales, left out."""
+    """The moved form from three fits, and its left-out scales.
+
+    `fit` fits a model to values at the training x.
+    """
     location = fit(y)
     residuals = leave_out_residuals(location, y)
     sizes = jnp.abs(residuals)

@@ -244,7 +244,7 @@ def mmd_power(
 def spectral_loss(
     u: Float[Array, "b r"], v: Float[Array, "b r"], *, penalty: ArrayLike = 0.0
 ) -> Float[Array, ""]:
-    r"""Loss of two feature maps whose product is the dependence of X and Y, on b pairs:
+    r"""Loss of two feature maps whose product is the dependence of X and Y:
 
     $$ \frac{1}{b (b - 1)} \sum_{i \ne j} (\tilde u_i^\top \tilde v_j)^2
        - \frac{2}{b - 1} \sum_i \tilde u_i^\top \tilde v_i
