@@ -83,7 +83,7 @@ def test_intervals_hold_what_they_say(learned):
     assert abs(float(jnp.mean(inside)) - 0.8) < 0.1
     for half in (new_x[:, 0] < 0, new_x[:, 0] > 0):  # the scale is followed
         assert abs(float(jnp.mean(inside[half])) - 0.8) < 0.15
-    assert bool(forecast.located) and "location" in report.chosen["form"]
+    assert forecast.shape is not None and "location" in report.chosen["form"]
     assert report.errors["location, scale and shape"] < report.errors["marginal of y"]
     values = jax.lax.map(
         lambda p: kbr.density(
@@ -99,6 +99,14 @@ def test_far_from_all_pairs_it_is_the_marginal(learned):
     far = learned[0](jnp.asarray([1e4]))
     np.testing.assert_allclose(kbr.mean(far), y.mean(), rtol=1e-6)
     np.testing.assert_allclose(kbr.std(far), y.std(), rtol=1e-6)
+
+
+def test_values_that_repeat_stay_where_they_are(fast):
+    x, y = pairs(60)
+    counts = jnp.asarray(np.round(y))
+    forecast, report = learn_forecast(jnp.asarray(x), counts, progress=False)
+    assert forecast.shape is None and report.chosen["form"] == "conditional embedding"
+    np.testing.assert_array_equal(forecast(jnp.asarray([0.3])).points, counts)
 
 
 def test_exact_functions_and_vectors(fast):

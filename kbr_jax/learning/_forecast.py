@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._checks import as_points, check_finite, check_same_size, size, take
+from .._checks import as_points, check_finite, check_same_size, size
 from .._numerics import matmul
-from .._typing import Array, Bool, Float, Point, Points, with_numbers
+from .._typing import Array, Float, Point, Points, with_numbers
 from ..embedding import Embedding, energy_score
 from ..kernels import coordinate_scale
 from ..rules import ConditionalEmbedding, condition
@@ -29,41 +29,37 @@ MOVED, PLAIN = "location, scale and shape", "conditional embedding"
 class Forecast(eqx.Module):
     r"""P(Y | X = x) as a function of x; made by `learn_forecast`.
 
-    `forecast(x)` embeds it at one x. With `located` it stands on the atoms
+    `forecast(x)` embeds it at one x. With a `scale` and a `shape` it stands on the atoms
     $m(x) + s(x) (e_i - \bar e(x))$, with the weights $w_i(x)$ that `shape` gives to the
-    standardized residuals $e_i$, of mean $\bar e(x) = \sum_i w_i(x) e_i$; else on the training y.
+    standardized residuals $e_i$, of mean $\bar e(x) = \sum_i w_i(x) e_i$. Without them it stands on
+    the training y.
 
     - `location`, `scale`, `shape`: conditional embeddings of y, of $|y - m(x)|$ and of
       $e = (y - m(x)) / s(x)$ given x.
-    - `located`: which form has the better held-out energy score.
     - `bandwidth`: of `density` and `log_score`, chosen on held-out pairs.
     """
 
     location: ConditionalEmbedding
-    scale: ConditionalEmbedding
-    shape: ConditionalEmbedding
-    located: Bool[Array, ""]
+    scale: ConditionalEmbedding | None
+    shape: ConditionalEmbedding | None
     bandwidth: Float[Array, ""]
 
     __repr__ = with_numbers
 
     def __call__(self, x: Point) -> Embedding:
-        """Embed P(Y | X = x), weights `[2 n]`. Cost O(n^2) exact, O(n r) with landmarks."""
-        y = self.location.y
-        own, rest = _weights(self.location, x)
-        center = _average(own + rest, y)
+        """Embed P(Y | X = x), weights of sum 1. Cost O(n^2) exact, O(n r) with landmarks."""
+        y, kernel = self.location.y, self.location.kernel_y
+        whole = jnp.add(*_weights(self.location, x))
+        if self.scale is None or self.shape is None:
+            return Embedding(kernel, y, whole)
         size_ = _average(jnp.add(*_weights(self.scale, x)), self.scale.y)
-        least = LEAST_SCALE * jnp.mean(self.scale.y, axis=0)
+        size_ = jnp.maximum(size_, LEAST_SCALE * jnp.mean(self.scale.y, axis=0))
         moved, beyond = _weights(self.shape, x)
         middle = _average(moved + beyond, self.shape.y)
-        atoms = center + jnp.maximum(size_, least) * (self.shape.y - middle)
+        atoms = _average(whole, y) + size_ * (self.shape.y - middle)
         # Far from all pairs neither form knows more than the marginal of y.
-        weights = jnp.where(
-            self.located,
-            jnp.concatenate([moved, beyond]),
-            jnp.concatenate([jnp.zeros_like(own), own + rest]),
-        )
-        return Embedding(self.location.kernel_y, jnp.concatenate([atoms, y]), weights)
+        weights = jnp.concatenate([moved, beyond])
+        return Embedding(kernel, jnp.concatenate([atoms, y]), weights)
 
 
 def _weights(model: ConditionalEmbedding, x: Point) -> tuple[Float[Array, " n"], ...]:
@@ -94,7 +90,8 @@ def learn_forecast(
     by `learn_conditional`: of y, of the size of its residuals, and of the standardized residuals.
     The forecast moves and stretches the residuals (heteroscedastic location and scale, as Akritas
     and Van Keilegom 2001), and their weights still change with x. Its mean is that of the first
-    model. The plain form is kept where its held-out energy score is better.
+    model. The plain form is kept where its held-out energy score is better, and where y repeats its
+    values.
 
     **Arguments:**
 
@@ -128,27 +125,41 @@ def learn_forecast(
         reports.append(report)
         return model
 
-    forecast, expected = located_forecast(fit, y)
     rows = jnp.asarray(spread(size(x), PAIRS))
-    truth, factors = take((y, expected), rows)
-    plain = leave_out_forecasts(forecast.location, rows)
-    moved = leave_out_forecasts(forecast.shape, rows)
-    # In units of its own residuals, what happened is its residual and what centering takes away.
-    middle = matmul(moved.weights, moved.points.reshape(size(y), -1)).reshape(truth.shape)
-    aim = take(moved.points, rows) + middle
     unit = coordinate_scale(y).astype(y.dtype)
-    scores = {
-        MOVED: np.asarray(_moved_scores(moved, aim, factors, unit)),
-        PLAIN: np.asarray(
-            energy_score(Embedding(plain.kernel, y / unit, plain.weights), truth / unit)
-        ),
-    }
-    located = scores[MOVED].mean() <= scores[PLAIN].mean()
-    best, happened = (moved, aim) if located else (plain, truth)
-    chosen = jnp.asarray(located), fit_bandwidth(best, happened)
-    forecast = eqx.tree_at(lambda f: (f.located, f.bandwidth), forecast, chosen)
-    ordered = {name: scores[name] for name in ((MOVED, PLAIN) if located else (PLAIN, MOVED))}
-    return forecast, _report(reports[0], ordered, best, happened)
+    if repeats(y):
+        forecast, held = Forecast(fit(y), None, None, jnp.ones((), y.dtype)), {}
+    else:
+        forecast, scales = located_forecast(fit, y)
+        held = {MOVED: _moved(forecast, rows, scales[rows], unit)}
+    plain, truth = leave_out_forecasts(forecast.location, rows), y[rows]
+    own = energy_score(Embedding(plain.kernel, y / unit, plain.weights), truth / unit)
+    held[PLAIN] = plain, truth, own
+    ordered = sorted(held, key=lambda form: float(jnp.mean(held[form][2])))
+    best, happened, _ = held[ordered[0]]
+    kept = (forecast.scale, forecast.shape) if ordered[0] == MOVED else (None, None)
+    forecast = Forecast(forecast.location, *kept, fit_bandwidth(best, happened))
+    scores = {form: np.asarray(held[form][2]) for form in ordered}
+    return forecast, _report(reports[0], scores, best, happened)
+
+
+def repeats(y: Float[Array, "n *d"]) -> bool:
+    """Whether a coordinate takes fewer than n / 2 values: moved atoms would miss them all."""
+    columns = np.asarray(y).reshape(len(y), -1).T
+    return min(len(np.unique(column)) for column in columns) < len(y) / 2
+
+
+def _moved(
+    forecast: Forecast, rows: Array, scales: Array, unit: Array
+) -> tuple[Embedding, Array, Float[Array, " m"]]:
+    """Held-out forecasts in units of the residuals, what happened there, and scores of y."""
+    shape = forecast.shape
+    assert shape is not None
+    moved = leave_out_forecasts(shape, rows)
+    # What happened is the residual, and what centering takes away.
+    middle = matmul(moved.weights, shape.y.reshape(len(shape.y), -1))
+    aim = shape.y[rows] + middle.reshape(len(rows), *shape.y.shape[1:])
+    return moved, aim, _moved_scores(moved, aim, scales, unit)
 
 
 def located_forecast(
@@ -168,7 +179,7 @@ def located_forecast(
         sizes - leave_out_residuals(scale, sizes), LEAST_SCALE * jnp.mean(sizes, axis=0) + tiny
     )
     shape = fit(residuals / expected)
-    return Forecast(location, scale, shape, jnp.asarray(True), jnp.ones((), y.dtype)), expected
+    return Forecast(location, scale, shape, jnp.ones((), y.dtype)), expected
 
 
 @eqx.filter_jit
