@@ -9,12 +9,12 @@ demo: $(VENV)/demo.stamp
 	$(BIN)/python -m benchmarks.camera.demo
 
 test: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest -n 2 --dist loadfile
-	KBR_TEST_PRECISION=32 $(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	KBR_TEST_PRECISION=32 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # For work in progress: float64 only, one case of each test that is not slow.
 test-fast: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest -n 2 --dist loadfile --fast
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --fast
 
 check: $(VENV)/dev.stamp
 	$(BIN)/ruff check .

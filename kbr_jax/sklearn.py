@@ -18,6 +18,8 @@ from .learning import learn_conditional, learn_forecast
 from .learning._forecast import located_forecast
 from .rules import condition, fit_conditional
 
+__all__ = ["ConditionalEmbeddingClassifier", "ConditionalEmbeddingRegressor"]
+
 
 class _Estimator(BaseEstimator):
     """What the two estimators share: their parameters, and what they check."""

@@ -70,7 +70,20 @@ def pytest_addoption(parser):
     parser.addoption("--store-slow", action="store_true", help="write down which tests are slow")
 
 
+#: Long files of few tests. They come first, so that no worker is left alone with one at the end.
+LONG = (
+    "test_devices.py",
+    "test_forecast.py",
+    "test_pages.py",
+    "test_conditional_independence.py",
+    "test_treatment.py",
+    "test_discovery.py",
+    "test_imports.py",
+)
+
+
 def pytest_collection_modifyitems(config, items):
+    items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
     if config.getoption("--fast"):
         seen = set(SLOW.read_text().split())
         kept = [name for item in items if (name := _function(item.nodeid)) not in seen]
