@@ -52,18 +52,15 @@ def log_score(
     rows, _ = _one_each(embedding, points)
     shares = probabilities(embedding).reshape(-1, embedding.weights.shape[-1])
     if is_label(embedding.points):
-        values = jnp.sum(jnp.where(equal(embedding.points, rows).T, shares, 0), axis=1)
+        logs = jnp.log(jnp.sum(jnp.where(equal(embedding.points, rows).T, shares, 0), axis=1))
     else:
         atoms, at = (real_rows(part, shares.dtype) for part in (embedding.points, rows))
-        widths = bandwidths(embedding, shares, bandwidth)
-        values = log_densities(atoms, shares, at, widths)
-        return -values[0] if embedding.weights.ndim == 1 else -values
-    scores = -jnp.log(values)
-    return scores[0] if embedding.weights.ndim == 1 else scores
+        logs = _log_densities(atoms, shares, at, bandwidths(embedding, shares, bandwidth))
+    return -logs[0] if embedding.weights.ndim == 1 else -logs
 
 
 @jax.jit
-def log_densities(
+def _log_densities(
     atoms: Float[Array, "n d"],
     shares: Float[Array, "b n"],
     points: Float[Array, "b d"],
