@@ -100,7 +100,7 @@ def learn_forecast(
 
     **Returns:** a `Forecast`, and a `Report` with the held-out energy scores of both forms and of
     the rivals of `learn_conditional`. Every choice is made by exact leave-one-out. Cost three times
-    that of `learn_conditional`.
+    that of `learn_conditional`, and O(m n^2) for scores of m <= 1 000 held-out pairs.
 
     **Raises:** `ValueError` as `learn_conditional`, and for y that are not real.
 

@@ -100,7 +100,8 @@ def leave_out_forecasts(model: AbstractConditional, index: ArrayLike | None = No
     features, ridge, _ = _leaving_out(model, 1)
     n = features.size
     rows = jnp.arange(n) if index is None else jnp.asarray(index)
-    identity = jnp.eye(n, dtype=features.dtype)[rows]
+    # No n x n matrix: with landmarks n may be large.
+    identity = (rows[:, None] == jnp.arange(n)).astype(features.dtype)
     if isinstance(features, DenseGram):
         matrix = psd_factor(features.matrix, ridge).solve(identity.T).T
     else:
