@@ -1,0 +1,130 @@
+"""Checked arguments of the fits: samples of doses, proxies and outcomes, with their kernels."""
+
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+
+from .._checks import as_mask, as_points, as_regularizer, check_finite, is_float, size
+from .._checks import without_padding
+from .._typing import Array, ArrayLike, Bool, Float, Points
+from ..kernels import (
+    AbstractKernel,
+    KernelLike,
+    Laplace,
+    TensorProduct,
+    as_kernel,
+    coordinate_scale,
+    kernel_for,
+    warn_of_scale,
+)
+from ._stages import feature_map
+
+
+class Units(eqx.Module):
+    """Samples of n units, with their kernels."""
+
+    a: Points
+    w: Points
+    z: Points
+    y: Points
+    kernel_a: AbstractKernel
+    kernel_w: AbstractKernel
+    kernel_z: AbstractKernel
+    kernel_y: AbstractKernel
+    mask: Bool[Array, " n"] | None
+
+
+def units(
+    a: Points,
+    w: Points,
+    z: Points,
+    y: Points,
+    kernels: tuple[KernelLike, ...] | None,
+    mask: ArrayLike | None,
+    bandwidth: float,
+) -> Units:
+    """Check the arguments of a fit. `bandwidth` is that of the dose, in standard deviations."""
+    count = size(as_points(y, "y"))
+    mask = None if mask is None else as_mask(mask, count, "mask")
+    a, w, z, y = (
+        checked_sample(part, name, mask, count)
+        for part, name in ((a, "a"), (w, "w"), (z, "z"), (y, "y"))
+    )
+    of_a, of_w, of_z = as_kernels(kernels, 3)
+    kernel_a = dose_kernel(of_a, a, bandwidth)
+    kernel_a.check(a, "a")
+    kernel_w, kernel_z, kernel_y = (
+        checked_kernel(kernel, part, name)
+        for kernel, part, name in ((of_w, w, "w"), (of_z, z, "z"), (None, y, "y"))
+    )
+    return Units(a, w, z, y, kernel_a, kernel_w, kernel_z, kernel_y, mask)
+
+
+def checked_sample(
+    points: Points, name: str, mask: Bool[Array, " n"] | None, count: int
+) -> Points:
+    """The checked points of a variable."""
+    points = as_points(points, name)
+    if size(points) != count:
+        raise ValueError(
+            f"`{name}` has {size(points)} points and `y` {count}; each unit needs one of each."
+        )
+    return check_finite(without_padding(points, mask), name)
+
+
+def checked_kernel(kernel: KernelLike, points: Points, name: str) -> AbstractKernel:
+    """The kernel of a variable, or its default."""
+    kernel = kernel_for(kernel, points)
+    kernel.check(points, name)
+    warn_of_scale(kernel, points, name)
+    return kernel
+
+
+def dose_kernel(kernel: KernelLike, doses: Points, bandwidth: float) -> AbstractKernel:
+    """The given kernel, or `Laplace` for real doses and the default for labels."""
+    if kernel is not None:
+        return as_kernel(kernel)
+    if isinstance(doses, (tuple, list)):
+        return TensorProduct(tuple(dose_kernel(None, part, bandwidth) for part in doses))
+    if not hasattr(doses, "dtype") or not is_float(doses):
+        return kernel_for(None, doses)
+    return Laplace(bandwidth * coordinate_scale(doses))
+
+
+def as_kernels(kernels: Any, count: int) -> tuple[KernelLike, ...]:
+    """`count` kernels, None where the default is taken."""
+    if kernels is None:
+        return (None,) * count
+    if not isinstance(kernels, (tuple, list)) or len(kernels) != count:
+        raise ValueError(
+            f"`kernels` must be a tuple of {count} kernels, each of them or all None for the "
+            f"default, got {kernels!r}."
+        )
+    return tuple(kernels)
+
+
+def as_ridges(regularizers: Any, count: int, dtype: Any) -> tuple[Any, ...]:
+    """`count` ridges, None where leave-one-out chooses."""
+    if regularizers is None:
+        return (None,) * count
+    if not isinstance(regularizers, (tuple, list)) or len(regularizers) != count:
+        raise ValueError(
+            f"`regularizers` must be a tuple of {count} numbers, each of them or all None for "
+            f"leave-one-out, got {regularizers!r}."
+        )
+    return tuple(
+        None if value is None else as_regularizer(value, "regularizers", dtype)
+        for value in regularizers
+    )
+
+
+def outcome_targets(
+    kernel: AbstractKernel, y: Points, rank: int, mask: Bool[Array, " n"] | None
+) -> Float[Array, "n t"]:
+    """What a regression of y predicts: real y in units of their spread, or features of labels."""
+    if not hasattr(y, "dtype") or not is_float(y):
+        return feature_map(kernel, y, rank, mask).matrix
+    rows = y.reshape(y.shape[0], -1)
+    spread = jnp.std(rows, axis=0, where=None if mask is None else mask[:, None])
+    return rows / jnp.where(spread > 0, spread, 1)
