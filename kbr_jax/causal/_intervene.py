@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._checks import as_batch, as_points, check_alike, like
+from .._checks import as_batch, check_alike, like
 from .._numerics import matmul
 from .._typing import Array, Float, Point, Points
 from ..embedding import Embedding, check_unbatched, embed
@@ -50,7 +50,8 @@ def intervene(
     `adjust` is the embedding of the covariates to average over. It says which population is asked:
 
     - None: that of the sample, the average effect.
-    - `condition(fit_conditional(None, None, a, x, ...), b)`: those who got dose b, "on the treated".
+    - `condition(fit_conditional(None, None, a, x, ...), b)`: those who got dose b (effect on the
+      treated).
     - `condition` of (V, X) given V = v, for a model of x = (a, v, covariates): those with V = v.
     - `embed(None, new_x)`: another population, whose P(Y | A, X) is the same.
 
@@ -91,8 +92,8 @@ def intervene(
     >>> y = a - 2 * x + jax.random.normal(keys[2], (300,)) / 10
     >>> model = kbr.fit_conditional(None, None, (a, x), y, regularizer=1e-5)
     >>> curve = kbr.mean(kbr.causal.intervene(model, jnp.array([0.0, 1.0])))
-    >>> print(f"{curve[1] - curve[0]:.1f}")
-    1.0
+    >>> print(f"{curve[1] - curve[0]:.0f}")
+    1
     """
     if isinstance(model, AbstractCausalModel):
         doses, single = as_batch(treatment, "treatment", model.doses, "training doses")
@@ -109,7 +110,9 @@ def intervene(
         mixing, treatment = treatment.weights, like(treatment.points, doses)
     else:
         treatment, single = as_batch(treatment, "treatment", doses, "training doses")
-    coordinates = product_coordinates(model.features_x, treatment, like(adjust.points, others), adjust.weights)
+    coordinates = product_coordinates(
+        model.features_x, treatment, like(adjust.points, others), adjust.weights
+    )
     if mixing is not None:
         coordinates = matmul(mixing.astype(coordinates.dtype), coordinates)
     weights = model.weights(coordinates)

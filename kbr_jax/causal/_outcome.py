@@ -9,13 +9,20 @@ from .._lapack import eigh
 from .._numerics import matmul
 from .._typing import Array, ArrayLike, Float, Points
 from ..embedding import Embedding, check_unbatched
-from ..features import AbstractFeatureMap
+from ..features import (
+    AbstractFeatureMap,
+    LandmarkFeatures,
+    greedy_landmarks,
+    landmark_features,
+)
 from ..kernels import AbstractKernel, KernelLike, Linear, TensorProduct
 from ._intervene import AbstractCausalModel
 from ._stages import Smoothed, feature_map, regress
-from ._units import as_ridges, outcome_targets, units
+from ._units import Units, as_ridges, outcome_targets, units
 
-#: Bandwidth of the kernel of a real dose, in standard deviations.
+#: Bandwidth of the kernel of a real dose, in standard deviations. Mean squared errors of the curves
+#: with 1, 3 and 10, three seeds: abortion .0134, .0070, .0049; maths .0031, .0017, .0014; reading
+#: .0032, .0019, .0036. A Gaussian kernel with the median distance: .153, .0049, .0034 (1000 units).
 DOSE = 3.0
 #: Folds of the cross-validation of `fit_moment_bridge`.
 _FOLDS = 5
@@ -31,7 +38,7 @@ class OutcomeBridge(AbstractCausalModel):
       and of y. A first share near 0 says that z tells nothing about w: no bridge can be found.
     """
 
-    features: AbstractFeatureMap
+    features: LandmarkFeatures
     fit: Smoothed
     proxies: AbstractFeatureMap
     population: Float[Array, " p"]
@@ -48,6 +55,10 @@ class OutcomeBridge(AbstractCausalModel):
         """Weights of y in h at doses and features of proxies."""
         return self.fit.weights(self.features.coordinates((doses, proxies)))
 
+    def own(self) -> Float[Array, "n r"]:
+        """Features of the units: their doses, with their proxies as they were measured."""
+        return self.features.coordinates((self.doses, self.proxies.matrix))
+
     def weights(self, doses: Points, adjust: Embedding | None) -> Float[Array, "b n"]:
         proxy = self.population
         if adjust is not None:
@@ -56,6 +67,13 @@ class OutcomeBridge(AbstractCausalModel):
             rows = self.proxies.coordinates(like(adjust.points, self.proxies.points))
             proxy = matmul(adjust.weights.astype(rows.dtype), rows)
         return self.at(doses, jnp.broadcast_to(proxy, (size(doses), proxy.shape[0])))
+
+
+def paired(data: Units, proxies: Float[Array, "n p"], rank: int) -> LandmarkFeatures:
+    """Features of the doses with features of their proxies."""
+    kernel, pairs = TensorProduct((data.kernel_a, Linear())), (data.a, proxies)
+    landmarks = greedy_landmarks(kernel, pairs, rank=min(rank, size(data.a)))
+    return landmark_features(kernel, pairs, landmarks, data.mask)
 
 
 def fit_outcome_bridge(
@@ -70,7 +88,58 @@ def fit_outcome_bridge(
     cross_fit: bool = True,
     mask: ArrayLike | None = None,
 ) -> OutcomeBridge:
-    r"""x"""
+    r"""Fit a bridge from an outcome proxy to the outcome (kernel proxy variables).
+
+    An unmeasured confounder U drives dose and outcome. Two proxies of it are measured: w may drive
+    the outcome but not be driven by the dose, z may drive the dose but not the outcome. A function
+    h with $E[Y | a, z] = E[h(a, W) | a, z]$ gives $E[Y | do(a)] = E[h(a, W)]$ (Miao, Geng and
+    Tchetgen Tchetgen 2018). Two ridge regressions find it (Mastouri et al. 2021, section 3.2):
+
+    $$ \hat\mu(a, z) = \text{regression of } \phi(w) \text{ on } (a, z), \qquad
+       \hat h = \arg\min_h \tfrac1n \sum_i (y_i - \langle h, \phi(a_i) \otimes
+       \hat\mu^{(-i)}(a_i, z_i) \rangle)^2 + \lambda |h|^2. $$
+
+    $\hat\mu^{(-i)}$ is fitted without unit i, in closed form: cross-fitting without a split of the
+    sample. Both ridges have the least leave-one-out error of their stage. Both have an intercept.
+    The result is linear in functions of y, so that it gives the distribution of Y under do(a).
+
+    **Without an unmeasured confounder** give the measured ones as w, and z = None: h is then the
+    regression of y on dose and covariates, and `intervene` adjusts for them.
+
+    **What it assumes.** Given U, the dose does not drive w, and z does not drive w or y. The
+    proxies vary enough with U: E[g(U) | a, z] = 0 for all z only for g = 0, and there is a bridge.
+    Measured covariates belong into both proxies, as tuples. Without these the curve is biased, and
+    no statistic of the data tells, except for `explained[0]`: near 0, z knows nothing about w.
+
+    **Arguments:**
+
+    - `a`: n doses, reals, vectors, labels, or tuples of them; `w`, `z`: proxies; `y`: outcomes.
+    - `kernels`: of a, w and z, None for the defaults. That of a real dose is `Laplace` with 3
+      standard deviations: on the grade retention and abortion data it has half to a tenth of the
+      squared error of a Gaussian kernel, and it extrapolates by constants.
+    - `rank`: features of each variable at most (static); n or more is exact.
+    - `regularizers`: of the first and the second stage; None chooses, also one of them.
+    - `cross_fit`: whether a unit is left out of its own first stage (static). Without it, linear
+      kernels with vanishing ridges give two-stage least squares.
+    - `mask`: `[n]`, False where a unit is padding.
+
+    **Returns:** an `OutcomeBridge` for `intervene`. Cost O(n r^2 + r^3).
+
+    **Raises:** `ValueError` for samples of different sizes, and a wrong number of kernels.
+
+    **Example:**
+
+    >>> import jax, jax.numpy as jnp, kbr_jax as kbr
+    >>> keys = jax.random.split(jax.random.key(0), 5)
+    >>> u, *noise = (jax.random.normal(key, (500,)) for key in keys)
+    >>> w, z = u + noise[0] / 2, u + noise[1] / 2
+    >>> a = u + noise[2]
+    >>> y = a - 2 * u + noise[3] / 10
+    >>> bridge = kbr.causal.fit_outcome_bridge(a, w, z, y)
+    >>> curve = kbr.mean(kbr.causal.intervene(bridge, jnp.array([0.0, 1.0])))
+    >>> print(f"{curve[1] - curve[0]:.0f}")
+    1
+    """
     data = units(a, w, w if z is None else z, y, kernels, mask, DOSE)
     rank = as_count(rank, "rank")
     proxies = feature_map(data.kernel_w, data.w, rank, data.mask)
@@ -83,19 +152,17 @@ def fit_outcome_bridge(
         stage = regress(instruments, embedded, first)
         ridge, explained = stage.regularizer, stage.explained
         embedded = stage.left_out if cross_fit else stage.fitted(instruments, embedded)
-    features = feature_map(
-        TensorProduct((data.kernel_a, Linear())), (data.a, embedded), rank, data.mask
-    )
+    features = paired(data, embedded, rank)
     stage = regress(features, outcome_targets(data.kernel_y, data.y, rank, data.mask), second)
     return OutcomeBridge(
-        features,
-        stage.fit,
-        proxies,
-        proxies.mean_coordinates(),
-        data.kernel_y,
-        data.y,
-        jnp.stack([ridge, stage.regularizer]),
-        jnp.stack([explained, stage.explained]),
+        features=features,
+        fit=stage.fit,
+        proxies=proxies,
+        population=proxies.mean_coordinates(),
+        kernel_y=data.kernel_y,
+        y=data.y,
+        regularizers=jnp.stack([ridge, stage.regularizer]),
+        explained=jnp.stack([explained, stage.explained]),
     )
 
 
@@ -110,28 +177,55 @@ def fit_moment_bridge(
     regularizer: ArrayLike | None = None,
     mask: ArrayLike | None = None,
 ) -> OutcomeBridge:
-    r"""x"""
+    r"""Fit an outcome bridge by maximum moment restriction (Mastouri et al. 2021, section 3.3).
+
+    One stage in place of two: h leaves as little as possible in the moments with the features of
+    (a, z),
+
+    $$ \hat h = \arg\min_h \Big| \tfrac1n \sum_i (y_i - h(a_i, w_i)) \, \phi(a_i) \otimes
+       \phi(z_i) \Big|^2 + \lambda |h|^2. $$
+
+    h has an intercept. The ridge has the least squared moments of held-out units, in 5 folds of
+    every fifth unit: give units in random order. What it assumes, its arguments, result and errors
+    are those of `fit_outcome_bridge`; `explained[1]` is the share of the squared moments of y.
+
+    It needs no first stage, and has half of the error of the two stages on grade retention. It
+    rests on the moments alone: with few units or weak proxies the two stages are more stable.
+
+    Cost O(n r^2 + q r^3) for q ridges.
+
+    **Example:**
+
+    >>> import jax, jax.numpy as jnp, kbr_jax as kbr
+    >>> keys = jax.random.split(jax.random.key(0), 5)
+    >>> u, *noise = (jax.random.normal(key, (500,)) for key in keys)
+    >>> w, z = u + noise[0] / 2, u + noise[1] / 2
+    >>> a = u + noise[2]
+    >>> y = a - 2 * u + noise[3] / 10
+    >>> bridge = kbr.causal.fit_moment_bridge(a, w, z, y)
+    >>> curve = kbr.mean(kbr.causal.intervene(bridge, jnp.array([0.0, 1.0])))
+    >>> print(f"{curve[1] - curve[0]:.0f}")
+    1
+    """
     data = units(a, w, z, y, kernels, mask, DOSE)
     rank = as_count(rank, "rank")
     proxies = feature_map(data.kernel_w, data.w, rank, data.mask)
     (fixed,) = as_ridges(None if regularizer is None else (regularizer,), 1, proxies.dtype)
-    features = feature_map(
-        TensorProduct((data.kernel_a, Linear())), (data.a, proxies.matrix), rank, data.mask
-    )
+    features = paired(data, proxies.matrix, rank)
     kernel = TensorProduct((data.kernel_a, data.kernel_z))
     tests = feature_map(kernel, (data.a, data.z), rank, data.mask)
     targets = outcome_targets(data.kernel_y, data.y, rank, data.mask).astype(proxies.dtype)
     fit, ridge, explained = _moments(features, tests, targets, fixed)
     nothing = jnp.zeros_like(ridge)
     return OutcomeBridge(
-        features,
-        fit,
-        proxies,
-        proxies.mean_coordinates(),
-        data.kernel_y,
-        data.y,
-        jnp.stack([nothing, ridge]),
-        jnp.stack([nothing, explained]),
+        features=features,
+        fit=fit,
+        proxies=proxies,
+        population=proxies.mean_coordinates(),
+        kernel_y=data.kernel_y,
+        y=data.y,
+        regularizers=jnp.stack([nothing, ridge]),
+        explained=jnp.stack([nothing, explained]),
     )
 
 
@@ -162,7 +256,7 @@ class _System(eqx.Module):
 
 @eqx.filter_jit
 def _moments(
-    features: AbstractFeatureMap,
+    features: LandmarkFeatures,
     tests: AbstractFeatureMap,
     targets: Float[Array, "n t"],
     ridge: Float[Array, ""] | None,
@@ -181,7 +275,8 @@ def _moments(
     if ridge is None:
         fold = jnp.arange(size(features.points)) % _FOLDS
         parts = [system(jnp.where(fold == k, share, 0)) for k in range(_FOLDS)]
-        ridges = 10.0 ** jnp.arange(-12, 0.1, 0.5) * jnp.trace(matmul(whole.cross.T, whole.cross))
+        ridges = 10.0 ** jnp.arange(-12, 0.1, 0.5, targets.dtype)
+        ridges = ridges * jnp.sum(whole.cross**2)
 
         def loss(ridge):
             total = jnp.zeros((), targets.dtype)

@@ -48,7 +48,9 @@ class Smoother(eqx.Module):
     def ridges(self) -> Float[Array, " q"]:
         """The ridges to choose from."""
         least = jnp.finfo(self.basis.dtype).eps
-        return lax.stop_gradient(jnp.asarray(RIDGES[RIDGES > float(least)], self.basis.dtype) * self.unit)
+        return lax.stop_gradient(
+            jnp.asarray(RIDGES[RIDGES > float(least)], self.basis.dtype) * self.unit
+        )
 
     def smoothed(self, regularizer: Float[Array, ""]) -> "Smoothed":
         """The regression with a given ridge."""

@@ -10,13 +10,15 @@ from .._lapack import eigh
 from .._numerics import matmul
 from .._typing import Array, ArrayLike, Float, Points
 from ..embedding import Embedding
-from ..features import LandmarkFeatures, greedy_landmarks, landmark_features
+from ..features import AbstractFeatureMap, LandmarkFeatures, greedy_landmarks, landmark_features
 from ..kernels import AbstractKernel, KernelLike, Linear, TensorProduct
 from ._intervene import AbstractCausalModel, product_coordinates
 from ._stages import Smoothed, feature_map, regress, smoother
 from ._units import as_ridges, outcome_targets, units
 
-#: Bandwidth of the kernel of a real dose, in standard deviations. MEASURE
+#: Bandwidth of the kernel of a real dose, in standard deviations. Mean squared errors of the curves
+#: with .3, 1 and 3, ridge of least loss without its bound, two seeds: abortion .010, .021, .026;
+#: maths .009, .043, .323; reading .008, .078, 1.28.
 _DOSE = 0.3
 
 
@@ -32,8 +34,8 @@ class TreatmentBridge(AbstractCausalModel):
 
     features: LandmarkFeatures
     coefficients: Float[Array, " r"]
-    proxies: LandmarkFeatures
-    local_features: LandmarkFeatures
+    proxies: AbstractFeatureMap
+    local_features: AbstractFeatureMap
     local: Smoothed
     kernel_y: AbstractKernel
     y: Points
@@ -45,10 +47,10 @@ class TreatmentBridge(AbstractCausalModel):
         return self.local_features.points
 
     def at(self, doses: Points, proxies: Float[Array, "m p"]) -> Float[Array, "b m"]:
-        """q at each of b doses with each of m features of proxies."""
+        """Q at each of b doses with each of m features of proxies."""
         landmarks = self.features.landmarks.points
         on_landmarks = self.features.on_landmarks(self.coefficients)
-        rows = self.features.kernel.kernels[0].gram(doses, landmarks[0]) * on_landmarks
+        rows = kernel_of_doses(self.features).gram(doses, landmarks[0]) * on_landmarks
         return 1 + matmul(rows, matmul(landmarks[1], proxies.T))
 
     def local_weights(self, doses: Points) -> Float[Array, "b n"]:
@@ -56,10 +58,22 @@ class TreatmentBridge(AbstractCausalModel):
         near = self.local.weights(self.local_features.coordinates(doses))
         return near * self.at(doses, self.proxies.matrix)
 
+    def own_weights(self, doses: Points) -> Float[Array, "b n"]:
+        r"""As `local_weights`, with $q(a_i, z_i)$ at the doses of the units."""
+        pairs = self.features.coordinates((self.doses, self.proxies.matrix))
+        near = self.local.weights(self.local_features.coordinates(doses))
+        return near * (1 + matmul(pairs, self.coefficients))
+
     def weights(self, doses: Points, adjust: Embedding | None) -> Float[Array, "b n"]:
         refuse_adjust(adjust)
         found = self.local_weights(doses)
         return found + (1 - jnp.sum(found, axis=1, keepdims=True)) * self.local.share
+
+
+def kernel_of_doses(features: LandmarkFeatures) -> AbstractKernel:
+    """The kernel of the doses in features of pairs."""
+    assert isinstance(features.kernel, TensorProduct)
+    return features.kernel.kernels[0]
 
 
 def refuse_adjust(adjust: Embedding | None) -> None:
@@ -83,7 +97,52 @@ def fit_treatment_bridge(
     cross_fit: bool = True,
     mask: ArrayLike | None = None,
 ) -> TreatmentBridge:
-    r"""x"""
+    r"""Fit weights that undo confounding, from a treatment proxy; no density is estimated.
+
+    With the proxies w and z of an unmeasured confounder as in `fit_outcome_bridge`, a function q
+    with $E[q(a, Z) | a, w] = p(w) / p(w | a)$ gives $E[Y | do(a)] = E[Y q(a, Z) | A = a]$ (Cui et
+    al. 2024). It is the minimum over q of (Bozkurt et al. 2025, equation 5)
+
+    $$ E[E[q(A, Z) | A, W]^2] - 2 E_{A \otimes W}[E[q(A, Z) | A, W]], $$
+
+    whose second mean is over independent doses and proxies. Here
+    $q = 1 + \langle \theta, \phi(a) \otimes \phi(z) \rangle$ with a ridge on $\theta$: with a large
+    one q = 1, and nothing is adjusted. There are three ridge regressions: of z on (a, w), for
+    $\theta$, and of (y, z) on the dose. Each ridge has the least leave-one-out error of its stage;
+    that of $\theta$ is at least 1 / n, so that no unit decides half of its own weight.
+
+    **Without an unmeasured confounder** give the measured ones as z, and w = None: q(a, x) is then
+    p(x) / p(x | a), the weight of a unit with covariates x.
+
+    **What it assumes.** Given U, the dose does not drive w, and z does not drive w or y. The
+    proxies vary enough with U: E[g(U) | a, w] = 0 for all w only for g = 0, and there is a bridge.
+    Overlap: units of each w get doses near a. Without overlap few units carry all weight. Measured
+    covariates belong into both proxies, as tuples.
+
+    **Arguments:** as `fit_outcome_bridge`, with three `regularizers`. The default kernel of a real
+    dose has .3 standard deviations: weights follow the density of the doses.
+
+    **Returns:** a `TreatmentBridge` for `intervene`; the weights are made to sum to 1 by the
+    marginal of y. Cost O(n r^2 + r^3), and O(n r) more memory for each coordinate of y.
+
+    On the grade retention data its error is several times that of `fit_outcome_bridge`. It is the
+    other half of `doubly_robust`.
+
+    **Raises:** `ValueError` for samples of different sizes, and a wrong number of kernels.
+
+    **Example:**
+
+    >>> import jax, jax.numpy as jnp, kbr_jax as kbr
+    >>> keys = jax.random.split(jax.random.key(0), 5)
+    >>> u, *noise = (jax.random.normal(key, (500,)) for key in keys)
+    >>> w, z = u + noise[0] / 2, u + noise[1] / 2
+    >>> a = (u + noise[2] > 0).astype(int)
+    >>> y = a - 2.0 * u + noise[3] / 10
+    >>> bridge = kbr.causal.fit_treatment_bridge(a, w, z, y)
+    >>> curve = kbr.mean(kbr.causal.intervene(bridge, jnp.array([0, 1])))
+    >>> print(f"{curve[1] - curve[0]:.0f}")
+    1
+    """
     data = units(a, z if w is None else w, z, y, kernels, mask, _DOSE)
     rank = as_count(rank, "rank")
     proxies = feature_map(data.kernel_z, data.z, rank, data.mask)
@@ -113,15 +172,15 @@ def fit_treatment_bridge(
     products = (moved[:, :, None] * own[:, None, :]).reshape(own.shape[0], -1)
     stage = regress(near, jnp.concatenate([products, own], axis=1), third)
     return TreatmentBridge(
-        features,
-        coefficients,
-        proxies,
-        near,
-        stage.fit,
-        data.kernel_y,
-        data.y,
-        jnp.stack([ridge, shrinkage, stage.regularizer]),
-        explained,
+        features=features,
+        coefficients=coefficients,
+        proxies=proxies,
+        local_features=near,
+        local=stage.fit,
+        kernel_y=data.kernel_y,
+        y=data.y,
+        regularizers=jnp.stack([ridge, shrinkage, stage.regularizer]),
+        explained=explained,
     )
 
 
@@ -132,8 +191,9 @@ def _ratio(
     r"""$\theta = (U^\top U + n \eta I)^{-1} \sum_k (v_k - u_k)$ for rows u and v.
 
     It is the minimum of the mean of $(1 + \theta^\top u_i)^2 - 2 (1 + \theta^\top v_i)$ with the
-    ridge $\eta$. The ridge is the largest one whose loss, of points left out, is within a standard
-    error of the least loss.
+    ridge $\eta$. By default that of points left out is least, with $n \eta$ at least the mean of
+    $|u_i|^2$. Below this bound .03 of the samples of a design with three arms and weak overlap had
+    errors above 100, and the error on grade retention was .0086 in place of .0058.
     """
     found = smoother(features)
     share, n = features.uniform, features.count
@@ -150,15 +210,11 @@ def _ratio(
         left = jnp.maximum(left, jnp.finfo(left.dtype).eps ** 0.5)
         at_u = (matmul(u, inverse * total) - matmul(u * d, inverse)) / left
         at_v = matmul(v, inverse * total) - matmul(v * d, inverse) + matmul(v * u, inverse) * at_u
-        scale = n / jnp.maximum(n - 1, 1)
+        scale = n / jnp.maximum(n - 1, 1)  # the mean of the others' d
         return (1 + scale * at_u) ** 2 - 2 * (1 + scale * at_v)
 
     if ridge is None:
         ridges = found.ridges()
-        each = lax.map(losses, ridges)
-        means = matmul(each, share)
-        more = each - each[jnp.argmin(means)]
-        excess = matmul(more, share)
-        error = jnp.sqrt(jnp.maximum(matmul(more**2, share) - excess**2, 0) / n)
-        ridge = ridges[jnp.max(jnp.where(excess <= error, jnp.arange(ridges.size), 0))]
+        means = matmul(lax.map(losses, ridges), share)
+        ridge = ridges[jnp.argmin(jnp.where(n * ridges >= found.unit, means, jnp.inf))]
     return matmul(axes, total / (values + n * ridge)), ridge

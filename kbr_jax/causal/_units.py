@@ -5,8 +5,15 @@ from typing import Any
 import equinox as eqx
 import jax.numpy as jnp
 
-from .._checks import as_mask, as_points, as_regularizer, check_finite, is_float, size
-from .._checks import without_padding
+from .._checks import (
+    as_mask,
+    as_points,
+    as_regularizer,
+    check_finite,
+    is_float,
+    size,
+    without_padding,
+)
 from .._typing import Array, ArrayLike, Bool, Float, Points
 from ..kernels import (
     AbstractKernel,
@@ -61,9 +68,7 @@ def units(
     return Units(a, w, z, y, kernel_a, kernel_w, kernel_z, kernel_y, mask)
 
 
-def checked_sample(
-    points: Points, name: str, mask: Bool[Array, " n"] | None, count: int
-) -> Points:
+def checked_sample(points: Points, name: str, mask: Bool[Array, " n"] | None, count: int) -> Points:
     """The checked points of a variable."""
     points = as_points(points, name)
     if size(points) != count:

@@ -4,6 +4,7 @@ from ._conditional import learn_conditional
 from ._features import learn_features
 from ._filter import learn_filter
 from ._forecast import Forecast, learn_forecast
+from ._instrument import learn_instrument
 from ._maps import DiscriminantMap
 from ._posterior import LearnedPosterior, learn_posterior
 from ._report import Report
@@ -17,5 +18,6 @@ __all__ = [
     "learn_features",
     "learn_filter",
     "learn_forecast",
+    "learn_instrument",
     "learn_posterior",
 ]
