@@ -97,10 +97,11 @@ def fit_outcome_bridge(
 
     $$ \hat\mu(a, z) = \text{regression of } \phi(w) \text{ on } (a, z), \qquad
        \hat h = \arg\min_h \tfrac1n \sum_i (y_i - \langle h, \phi(a_i) \otimes
-       \hat\mu^{(-i)}(a_i, z_i) \rangle)^2 + \lambda |h|^2. $$
+       \hat\mu^{(-k)}(a_i, z_i) \rangle)^2 + \lambda |h|^2. $$
 
-    $\hat\mu^{(-i)}$ is fitted without unit i, in closed form: cross-fitting without a split of the
-    sample. Both ridges have the least leave-one-out error of their stage. Both have an intercept.
+    $\hat\mu^{(-k)}$ is fitted without the fold k of unit i, one of five of every fifth unit: give
+    units in random order. The first ridge has the least leave-one-out error. The second is the
+    largest one within a standard error of the least. Both stages have an intercept.
     The result is linear in functions of y, so that it gives the distribution of Y under do(a).
 
     **Without an unmeasured confounder** give the measured ones as w, and z = None: h is then the
@@ -119,7 +120,7 @@ def fit_outcome_bridge(
       squared error of a Gaussian kernel, and it extrapolates by constants.
     - `rank`: features of each variable at most (static); n or more is exact.
     - `regularizers`: of the first and the second stage; None chooses, also one of them.
-    - `cross_fit`: whether a unit is left out of its own first stage (static). Without it, linear
+    - `cross_fit`: whether the first stage predicts in folds (static). Without it, linear
       kernels with vanishing ridges give two-stage least squares.
     - `mask`: `[n]`, False where a unit is padding.
 
@@ -151,9 +152,11 @@ def fit_outcome_bridge(
         instruments = feature_map(kernel, (data.a, data.z), rank, data.mask)
         stage = regress(instruments, embedded, first)
         ridge, explained = stage.regularizer, stage.explained
-        embedded = stage.left_out if cross_fit else stage.fitted(instruments, embedded)
+        embedded = stage.fitted(instruments, embedded, cross_fit)
     features = paired(data, embedded, rank)
-    stage = regress(features, outcome_targets(data.kernel_y, data.y, rank, data.mask), second)
+    stage = regress(
+        features, outcome_targets(data.kernel_y, data.y, rank, data.mask), second, cautious=True
+    )
     return OutcomeBridge(
         features=features,
         fit=stage.fit,

@@ -17,12 +17,17 @@ from jax import lax
 from .._checks import size
 from .._lapack import eigh
 from .._numerics import matmul
+from .._solves import psd_solve
 from .._typing import Array, Bool, Float, Points
 from ..features import AbstractFeatureMap, fit_features
 from ..kernels import AbstractKernel, FeatureMap
 
 #: Ridges, in units of the mean of the kernel's diagonal.
 RIDGES = 10.0 ** np.arange(-9.0, 1.1, 0.25)
+#: Folds of a first stage. Leaving one unit out instead, an instrument that explains half of the
+#: treatment gave a curve with slopes of -40 in place of 1 in one of four samples of 500 units: all
+#: predictions together then know each unit. Two folds were no better than five.
+FOLDS = 5
 
 
 class Smoother(eqx.Module):
@@ -83,20 +88,21 @@ class Smoothed(eqx.Module):
 
 
 class Stage(eqx.Module):
-    """A regression with its ridge, and what it predicts of each point from the others.
+    """A regression with its ridge.
 
-    `explained` is the share of the targets' variance that these predictions explain.
+    `explained` is the share of the targets' variance that it explains of points left out.
     """
 
     fit: Smoothed
     regularizer: Float[Array, ""]
-    left_out: Float[Array, "n t"]
     explained: Float[Array, ""]
 
     def fitted(
-        self, features: AbstractFeatureMap, targets: Float[Array, "n t"]
+        self, features: AbstractFeatureMap, targets: Float[Array, "n t"], cross_fit: bool
     ) -> Float[Array, "n t"]:
-        """What the regression predicts of its own points."""
+        """What the regression predicts of its own points, in folds if `cross_fit`."""
+        if cross_fit:
+            return cross_fitted(features, targets, self.regularizer)
         found = matmul(self.fit.weights(features.matrix), targets)
         return found if features.mask is None else jnp.where(features.mask[:, None], found, 0)
 
@@ -114,9 +120,17 @@ def smoother(features: AbstractFeatureMap) -> Smoother:
 
 @eqx.filter_jit
 def regress(
-    features: AbstractFeatureMap, targets: Float[Array, "n t"], ridge: Float[Array, ""] | None
+    features: AbstractFeatureMap,
+    targets: Float[Array, "n t"],
+    ridge: Float[Array, ""] | None,
+    cautious: bool = False,
 ) -> Stage:
     """Regress targets on features, with a given ridge or the one of least leave-one-out error.
+
+    `cautious` takes the largest ridge whose error is within one standard error of the least one. A
+    second stage is an inverse problem: small ridges change its error little and its function much.
+    With the least error, grade retention (reading) had .0023 in place of .0015 (two seeds), and the
+    slopes of the four samples of `FOLDS` were between .5 and 1.6 in place of 1.1 to 1.5.
 
     Cost O(n r^2 + r^3 + q n r t) for q ridges.
     """
@@ -126,17 +140,48 @@ def regress(
     moved = jnp.where(found.share[:, None] > 0, targets - mean, 0)
 
     def loss(ridge):
-        return jnp.sum(found.residuals(moved, ridge) ** 2)
+        return jnp.sum(found.residuals(moved, ridge) ** 2, axis=1)
 
     if ridge is None:
         ridges = found.ridges()
-        ridge = ridges[jnp.argmin(lax.map(loss, ridges))]
+        losses = lax.map(loss, ridges)
+        best = jnp.argmin(jnp.sum(losses, axis=1))
+        if cautious:
+            more = losses - losses[best]
+            excess = matmul(more, found.share)
+            variance = matmul(more**2, found.share) - excess**2
+            near = excess <= jnp.sqrt(jnp.maximum(variance, 0) / found.count)
+            best = jnp.max(jnp.where(near, jnp.arange(ridges.size), best))
+        ridge = ridges[best]
     residuals = found.residuals(moved, ridge)
     n = found.count
     total = jnp.sum(moved**2) * (n / jnp.maximum(n - 1, 1)) ** 2
     explained = 1 - jnp.sum(residuals**2) / jnp.where(total > 0, total, 1)
-    left_out = jnp.where(found.share[:, None] > 0, targets - residuals, 0)
-    return Stage(found.smoothed(ridge), ridge, left_out, explained)
+    return Stage(found.smoothed(ridge), ridge, explained)
+
+
+@eqx.filter_jit
+def cross_fitted(
+    features: AbstractFeatureMap, targets: Float[Array, "n t"], ridge: Float[Array, ""]
+) -> Float[Array, "n t"]:
+    """Predictions of the units of each fold from the other folds. Cost O(n r^2 + r^3).
+
+    Folds are every fifth unit. See `FOLDS` for why they are not single units.
+    """
+    known, rows = features.uniform > 0, features.matrix
+    fold = jnp.arange(rows.shape[0]) % FOLDS
+    rows = jnp.concatenate([rows, jnp.ones_like(rows[:, :1])], axis=1)
+    penalty = jnp.ones_like(rows[0]).at[-1].set(0)
+
+    def of_fold(total, number):
+        used = (known & (fold != number)).astype(rows.dtype)
+        weighted = (used[:, None] * rows).T
+        matrix = matmul(weighted, rows) + jnp.diag(jnp.sum(used) * ridge * penalty)
+        slope = psd_solve(matrix, matmul(weighted, targets))
+        own = (known & (fold == number))[:, None]
+        return jnp.where(own, matmul(rows, slope), total), None
+
+    return lax.scan(of_fold, jnp.zeros_like(targets), jnp.arange(FOLDS))[0]
 
 
 def feature_map(

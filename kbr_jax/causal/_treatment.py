@@ -157,7 +157,7 @@ def fit_treatment_bridge(
         ridge, explained = stage.regularizer, stage.explained
         at = product_coordinates(features, data.a, data.w, features.uniform)
         free = matmul(stage.fit.weights(at), own)
-        embedded = stage.left_out if cross_fit else stage.fitted(features, own)
+        embedded = stage.fitted(features, own, cross_fit)
     pairs = TensorProduct((data.kernel_a, Linear()))
     landmarks = greedy_landmarks(
         pairs,

@@ -1,0 +1,1 @@
+"""Effects of interventions: proxies, instruments, measured confounders, and bands."""
