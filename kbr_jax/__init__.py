@@ -8,7 +8,16 @@ Docstrings name these papers: S09 and S13 (Song et al. 2009, 2013), F11 (Fukumiz
 (Lampert 2015), K16 (Kanagawa et al. 2016). The README has their titles.
 """
 
-from . import causal, devices, dynamics, experimental, hypotheses, likelihood_free, moments, propagation
+from . import (
+    causal,
+    devices,
+    dynamics,
+    experimental,
+    hypotheses,
+    likelihood_free,
+    moments,
+    propagation,
+)
 from .embedding import (
     Embedding,
     cdf,

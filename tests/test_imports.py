@@ -28,7 +28,7 @@ FLOORS = (
     ("features",),
     ("embedding",),
     ("rules",),
-    ("moments",),
+    ("moments", "causal"),
     ("filtering", "propagation", "dynamics", "herding", "hypotheses", "likelihood_free"),
     ("tuning",),
     ("learning",),

@@ -47,13 +47,13 @@ def fit_instrument(
     covariates: Points | None = None,
     kernels: tuple[KernelLike, ...] | None = None,
     rank: int = 300,
-    regularizers: tuple[ArrayLike | None, ArrayLike | None] | None = None,
+    regularizers: tuple[ArrayLike | None, ...] | None = None,
     cross_fit: bool = True,
     mask: ArrayLike | None = None,
 ) -> InstrumentalRegression:
-    r"""Fit the effect of x on y with an instrument z (Singh, Sahani and Gretton 2019).
+    r"""Fit the effect of x on y with an instrument z.
 
-    The model is $Y = f(X, C) + U$, where the noise U may depend on X, but has mean 0 given the
+    The model of Singh, Sahani and Gretton 2019 is $Y = f(X, C) + U$, where the noise U may depend on X, but has mean 0 given the
     instrument Z and the covariates C. Two ridge regressions find f:
 
     $$ \hat\mu(z, c) = \text{regression of } \phi(x) \text{ on } (z, c), \qquad

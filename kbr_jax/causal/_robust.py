@@ -82,7 +82,7 @@ class Band(eqx.Module):
 
 
 def confidence_band(
-    model: OutcomeBridge | DoublyRobust,
+    model: AbstractCausalModel,
     doses: Points,
     *,
     key: PRNGKeyArray,
@@ -116,7 +116,7 @@ def confidence_band(
     >>> keys = jax.random.split(jax.random.key(0), 4)
     >>> x, e = (jax.random.normal(key, (300,)) for key in keys[:2])
     >>> a = jax.random.bernoulli(keys[2], jax.nn.sigmoid(x)).astype(int)
-    >>> y = a + x + e / 2
+    >>> y = a.astype(float) + x + e / 2
     >>> outcome = kbr.causal.fit_outcome_bridge(a, x, None, y)
     >>> treatment = kbr.causal.fit_treatment_bridge(a, None, x, y)
     >>> model = kbr.causal.doubly_robust(outcome, treatment)

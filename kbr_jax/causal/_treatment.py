@@ -91,9 +91,9 @@ def fit_treatment_bridge(
     z: Points,
     y: Points,
     *,
-    kernels: tuple[KernelLike, KernelLike, KernelLike] | None = None,
+    kernels: tuple[KernelLike, ...] | None = None,
     rank: int = 300,
-    regularizers: tuple[ArrayLike | None, ArrayLike | None, ArrayLike | None] | None = None,
+    regularizers: tuple[ArrayLike | None, ...] | None = None,
     cross_fit: bool = True,
     mask: ArrayLike | None = None,
 ) -> TreatmentBridge:
@@ -137,7 +137,7 @@ def fit_treatment_bridge(
     >>> u, *noise = (jax.random.normal(key, (500,)) for key in keys)
     >>> w, z = u + noise[0] / 2, u + noise[1] / 2
     >>> a = (u + noise[2] > 0).astype(int)
-    >>> y = a - 2.0 * u + noise[3] / 10
+    >>> y = a.astype(float) - 2 * u + noise[3] / 10
     >>> bridge = kbr.causal.fit_treatment_bridge(a, w, z, y)
     >>> curve = kbr.mean(kbr.causal.intervene(bridge, jnp.array([0, 1])))
     >>> print(f"{curve[1] - curve[0]:.0f}")

@@ -1,0 +1,602 @@
+"""Interventions, instruments and proxies: tables and linear models exactly, formulas in NumPy."""
+
+import itertools
+import warnings
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import check_gradient, closeness, gaussian
+
+import kbr_jax as kbr
+from kbr_jax import causal
+from kbr_jax.causal._stages import FOLDS, RIDGES, cross_fitted, feature_map, regress
+
+RNG = np.random.default_rng(0)
+AFFINE = kbr.Polynomial(degree=1)
+TINY = 1e-11
+
+close = closeness(1e-8, 1e-8)
+
+
+def counted(**tables):
+    """Columns of a sample whose frequencies are those of a discrete model, exactly.
+
+    Each table maps the variables before it to the numbers of its values.
+    """
+    rows = [((), {})]
+    for name, table in tables.items():
+        longer = []
+        for _, known in rows:
+            counts = table(**known)
+            for value, count in enumerate(counts):
+                longer += [((), {**known, name: value})] * count
+        rows = longer
+    return {name: np.array([row[name] for _, row in rows]) for name in tables}
+
+
+def white(n, count, seed=0):
+    """Columns with mean 0 and covariance I in the sample."""
+    x = np.random.default_rng(seed).normal(size=(n, count))
+    q, _ = np.linalg.qr(np.c_[np.ones(n), x])
+    return q[:, 1:].T * np.sqrt(n)
+
+
+def shuffled(*columns, seed=1):
+    order = np.random.default_rng(seed).permutation(len(columns[0]))
+    return tuple(jnp.asarray(column[order]) for column in columns)
+
+
+# ---------------------------------------------------------------- discrete models, exactly
+
+
+def test_back_door_table():
+    """do(a) is the sum over x of P(x) E[y | a, x]; so for the treated, for V = v, elsewhere."""
+    t = counted(
+        x=lambda: [1, 2, 3],
+        v=lambda x: [1, 2] if x else [2, 1],
+        a=lambda x, v: [1 + x, 2 + v],
+        y=lambda x, v, a: [1 + a, 2 + x, 1 + a * v],
+    )
+    x, v, a, y = (t[name] for name in "xvay")
+    delta = kbr.Delta()
+    model = kbr.fit_conditional(None, delta, (jnp.asarray(a), jnp.asarray(x)), jnp.asarray(y),
+                                regularizer=TINY)  # fmt: skip
+    means = np.array([[y[(a == i) & (x == j)].mean() for j in range(3)] for i in range(2)])
+    shares = np.array([(x == j).mean() for j in range(3)])
+    doses = jnp.array([0, 1])
+
+    def expected(embedding):
+        return kbr.expectation(embedding, lambda y: y.astype(float))
+
+    found = causal.intervene(model, doses)
+    close(expected(found), means @ shares)
+    close(found.mass, 1)
+    close(expected(causal.intervene(model, 1)), (means @ shares)[1])
+    # All probabilities of y, not only its mean.
+    shares_y = kbr.expectation(found, lambda y: (y == 2).astype(float))
+    of_y = np.array([[(y[(a == i) & (x == j)] == 2).mean() for j in range(3)] for i in range(2)])
+    close(shares_y, of_y @ shares)
+
+    treated = kbr.condition(
+        kbr.fit_conditional(delta, delta, jnp.asarray(a), jnp.asarray(x), regularizer=TINY), 1
+    )
+    shares_treated = np.array([(x[a == 1] == j).mean() for j in range(3)])
+    close(expected(causal.intervene(model, doses, treated)), means @ shares_treated)
+    other = kbr.embed(delta, jnp.array([0, 0, 2]))
+    close(expected(causal.intervene(model, doses, other)), means @ np.array([2, 0, 1]) / 3)
+
+    of_v = kbr.fit_conditional(
+        None, delta, (jnp.asarray(a), jnp.asarray(v), jnp.asarray(x)), jnp.asarray(y),
+        regularizer=TINY,
+    )  # fmt: skip
+    given = kbr.fit_conditional(
+        delta, None, jnp.asarray(v), (jnp.asarray(v), jnp.asarray(x)), regularizer=TINY
+    )
+    for value in (0, 1):
+        rows = v == value
+        truth = [
+            sum((x[rows] == j).mean() * y[(a == i) & rows & (x == j)].mean() for j in range(3))
+            for i in range(2)
+        ]
+        close(expected(causal.intervene(of_v, doses, kbr.condition(given, value))), truth)
+
+
+def test_front_door_table():
+    """Y under do(a) through a mediator, with an unmeasured cause of a and y."""
+    t = counted(
+        u=lambda: [1, 1],
+        a=lambda u: [1 + 2 * u, 3 - 2 * u],
+        m=lambda u, a: [1 + 2 * a, 3 - 2 * a],
+        y=lambda u, a, m: [1 + m, 1 + 2 * u, 4 - m - 2 * u],
+    )
+    a, m, y = (t[name] for name in "amy")
+    columns = [jnp.asarray(part) for part in (a, m, y)]
+    of_m = kbr.fit_conditional(None, None, columns[0], columns[1], regularizer=TINY)
+    of_y = kbr.fit_conditional(None, None, (columns[1], columns[0]), columns[2], regularizer=TINY)
+    found = causal.intervene(of_y, kbr.condition(of_m, jnp.array([0, 1])))
+    truth = [
+        sum(
+            (m[a == i] == j).mean() * (a == k).mean() * y[(m == j) & (a == k)].mean()
+            for j, k in itertools.product((0, 1), (0, 1))
+        )
+        for i in (0, 1)
+    ]
+    close(kbr.expectation(found, lambda y: y.astype(float)), truth)
+    # It is the truth of the model, which knows u.
+    u = t["u"]
+    means = np.array([[y[(u == c) & (m == j)].mean() for j in (0, 1)] for c in (0, 1)])
+    direct = [(m[a == i] == j).mean() for i in (0, 1) for j in (0, 1)]
+    close(truth, np.reshape(direct, (2, 2)) @ means.mean(0))
+
+
+PROXIES = counted(
+    u=lambda: [1, 1],
+    w=lambda u: [1 + 2 * u, 3 - 2 * u],
+    z=lambda u, w: [3 - 2 * u, 1 + 2 * u],
+    a=lambda u, w, z: [1 + u, 2 - u],
+)
+
+
+def proxies():
+    t = PROXIES
+    y = 1.0 + 2 * t["a"] - 3 * t["u"] + t["a"] * t["u"]
+    truth = [1.0 - 1.5, 3.0 - 1.5 + 0.5]
+    return *shuffled(t["a"], t["w"], t["z"], y), truth
+
+
+def test_bridges_on_a_table():
+    """Binary proxies of a binary confounder: both bridges, their moments and both together."""
+    a, w, z, y, truth = proxies()
+    doses = jnp.array([0, 1])
+    outcome = causal.fit_outcome_bridge(a, w, z, y, regularizers=(TINY, TINY), cross_fit=False)
+    moments = causal.fit_moment_bridge(a, w, z, y, regularizer=TINY)
+    treatment = causal.fit_treatment_bridge(
+        a, w, z, y, regularizers=(TINY, TINY, TINY), cross_fit=False
+    )
+    for model in (outcome, moments, treatment, causal.doubly_robust(outcome, treatment)):
+        found = causal.intervene(model, doses)
+        close(kbr.mean(found), truth)
+        close(found.mass, 1)
+    # Without the proxies the answer is another one.
+    naive = [float(jnp.mean(y[a == arm])) for arm in (0, 1)]
+    assert np.abs(np.subtract(naive, truth)).max() > 0.1
+
+
+def test_doubly_robust_needs_one_bridge():
+    a, w, z, y, truth = proxies()
+    doses, large = jnp.array([0, 1]), 1e6
+    good = causal.fit_outcome_bridge(a, w, z, y, regularizers=(TINY, TINY), cross_fit=False)
+    bad = causal.fit_outcome_bridge(a, w, z, y, regularizers=(TINY, large), cross_fit=False)
+    weights, wrong = (
+        causal.fit_treatment_bridge(a, w, z, y, regularizers=(TINY, ridge, TINY), cross_fit=False)
+        for ridge in (TINY, large)
+    )
+    assert np.abs(kbr.mean(causal.intervene(bad, doses)) - np.asarray(truth)).max() > 0.1
+    assert np.abs(kbr.mean(causal.intervene(wrong, doses)) - np.asarray(truth)).max() > 0.1
+    for pair in ((good, wrong), (bad, weights)):
+        close(kbr.mean(causal.intervene(causal.doubly_robust(*pair), doses)), truth)
+
+
+def test_measured_confounders_on_a_table():
+    """With z = None and w = None the bridges adjust for what is measured."""
+    t = counted(
+        x=lambda: [1, 2], a=lambda x: [1 + x, 3 - x], y=lambda x, a: [2 + a, 1 + x, 3 - a - x]
+    )
+    a, x, y = shuffled(t["a"], t["x"], t["y"].astype(float))
+    means = [[float(jnp.mean(y[(a == i) & (x == j)])) for j in (0, 1)] for i in (0, 1)]
+    truth = np.array(means) @ [1 / 3, 2 / 3]
+    outcome = causal.fit_outcome_bridge(a, x, None, y, regularizers=(None, TINY))
+    treatment = causal.fit_treatment_bridge(a, None, x, y, regularizers=(None, TINY, TINY))
+    for model in (outcome, treatment, causal.doubly_robust(outcome, treatment)):
+        close(kbr.mean(causal.intervene(model, jnp.array([0, 1]))), truth)
+    ratio = treatment.at(jnp.array([0, 1]), treatment.proxies.matrix)
+    share = np.array([[np.mean(np.asarray(x[a == i]) == j) for j in (0, 1)] for i in (0, 1)])
+    close(ratio, (np.array([1 / 3, 2 / 3]) / share)[:, np.asarray(x)])
+    adjusted = causal.intervene(outcome, 1, kbr.embed(kbr.Delta(), jnp.array([0])))
+    close(kbr.mean(adjusted), means[1][0])
+
+
+# ---------------------------------------------------------------- linear models, exactly
+
+
+def test_linear_back_door_and_front_door():
+    u, ex, ea, em, ey = map(jnp.asarray, white(60, 5))
+    linear = kbr.DirectSum((kbr.Linear(), kbr.Linear()))
+    doses = jnp.array([-1.0, 0.5, 2.0])
+
+    def fitted(kernel, x, y):
+        # Features are exact here, and the Gram matrix of rank 2 is not inverted.
+        return kbr.fit_conditional(kernel, kbr.Linear(), x, y, regularizer=1e-12, landmarks_x=4)
+
+    def mean(embedding):
+        return kbr.expectation(embedding, lambda y: y)  # weights of linear kernels have any sum
+
+    x, a = ex, 0.8 * ex + ea
+    model = fitted(linear, (a, x), 2 * a - 3 * x + ey)
+    close(mean(causal.intervene(model, doses)), 2 * doses)
+    shifted = kbr.embed(kbr.Linear(), jnp.array([1.0, 3.0]))
+    close(mean(causal.intervene(model, doses, shifted)), 2 * doses - 6)
+    slope = jax.vmap(jax.grad(lambda dose: mean(causal.intervene(model, dose))))(doses)
+    close(slope, jnp.full(3, 2.0))
+    a = u + ea
+    m = 0.5 * a + em
+    of_m = fitted(kbr.Linear(), a, m)
+    of_y = fitted(linear, (m, a), 4 * m + u + ey)
+    close(mean(causal.intervene(of_y, kbr.condition(of_m, doses))), 2 * doses)
+
+
+def test_linear_instrument():
+    """Two-stage least squares, and the truth where the sample has the moments of the model."""
+    u, z, ex, ey = map(jnp.asarray, white(80, 4))
+    x = 0.7 * z + u + ex
+    y = 1.5 * x - 2 * u + ey
+    fitted = {"regularizers": (1e-12, 1e-12), "cross_fit": False}
+    model = causal.fit_instrument(x, z, y, kernels=(AFFINE, AFFINE), **fitted)
+    close(causal.structural(model, jnp.array([-1.0, 2.0])), [-1.5, 3.0])
+    close(jax.grad(lambda x: causal.structural(model, x))(0.3), 1.5)
+
+
+def test_linear_bridges_in_arms():
+    """Proxies with linear noise in two arms: E[Y | do(a)] = level of the arm + 2 E[u]."""
+    parts, level = [], np.array([0.5, -1.0])
+    for arm in (0, 1):
+        u, ew, ez, ey = white(40, 4, seed=arm)
+        u = u + 0.6 * arm
+        parts.append((np.full(40, arm), u + ew, u + ez, level[arm] + 2 * u + ey))
+    a, w, z, y = shuffled(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+    truth = level + 2 * 0.3
+    kernels = (None, AFFINE, AFFINE)
+    outcome = causal.fit_outcome_bridge(
+        a, w, z, y, kernels=kernels, regularizers=(1e-12, 1e-12), cross_fit=False
+    )
+    moments = causal.fit_moment_bridge(a, w, z, y, kernels=kernels, regularizer=1e-14)
+    wrong = causal.fit_treatment_bridge(a, w, z, y, kernels=kernels)
+    for model in (outcome, moments, causal.doubly_robust(outcome, wrong)):
+        tolerance = 1e-8 if model is not moments else 1e-7
+        close(kbr.mean(causal.intervene(model, jnp.array([0, 1]))), truth, tolerance)
+
+
+# ---------------------------------------------------------------- formulas, in NumPy
+
+
+def ridge_weights(gram, cross, used, ridge):
+    """Weights `[m, n]` of ridge regression with an intercept, in dual form."""
+    n = used.sum()
+    mean = used / n
+    center = np.diag(used.astype(float)) - np.outer(used, mean)
+    inner = center @ gram @ center + n * ridge * np.eye(len(used))
+    moved = (cross - mean @ gram) @ center.T
+    return mean + moved @ np.linalg.solve(inner, center)
+
+
+def two_stages(of_z, of_x, of_shared, targets, ridges, cross, shared):
+    """Second-stage predictions at points with values `cross` of x and `shared` of the rest."""
+    n = len(targets)
+    gamma = np.zeros((n, n))
+    for fold in range(FOLDS):
+        own = np.arange(n) % FOLDS == fold
+        gamma[own] = ridge_weights(of_z, of_z[own], ~own, ridges[0])
+    gram = of_shared * (gamma @ of_x @ gamma.T)
+    return ridge_weights(gram, shared * (cross @ gamma.T), np.ones(n, bool), ridges[1]) @ targets
+
+
+def units(n=30, seed=0):
+    rng = np.random.default_rng(seed)
+    u, w, z, a, y = rng.normal(size=(5, n))
+    return a + u, w + u, z + u, np.sin(a) - u + y / 5
+
+
+def test_outcome_bridge_is_the_formula():
+    a, w, z, y = units()
+    doses = np.array([-1.0, 0.3])
+    ridges = (1e-2, 1e-3)
+    kernels = tuple(kbr.Gaussian(h) for h in (1.0, 1.5, 0.8))
+    bridge = causal.fit_outcome_bridge(
+        *map(jnp.asarray, (a, w, z, y)), kernels=kernels, regularizers=ridges
+    )
+    of_a, of_w = gaussian(a, a, 1.0), gaussian(w, w, 1.5)
+    expected = two_stages(
+        of_a * gaussian(z, z, 0.8),
+        of_w,
+        of_a,
+        y,
+        ridges,
+        np.tile(of_w.mean(0), (2, 1)),
+        gaussian(doses, a, 1.0),
+    )
+    close(kbr.mean(causal.intervene(bridge, jnp.asarray(doses))), expected, 1e-7)
+    # For one unit's proxy, and by its gradient.
+    adjust = kbr.embed(kernels[1], jnp.asarray(w[:1]))
+    expected = two_stages(
+        of_a * gaussian(z, z, 0.8), of_w, of_a, y, ridges, of_w[:1], gaussian(doses[:1], a, 1.0)
+    )
+    close(kbr.mean(causal.intervene(bridge, jnp.asarray(doses[:1]), adjust)), expected, 1e-7)
+
+
+def test_instrument_is_the_formula():
+    x, c, z, y = units(seed=3)
+    ridges, new = (1e-2, 1e-3), np.array([-0.5, 1.0])
+    kernels = tuple(kbr.Gaussian(h) for h in (1.0, 1.5, 0.8))
+    columns = [jnp.asarray(part) for part in (x, z, y, c)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # 30 units tell little
+        model = causal.fit_instrument(
+            *columns[:3], covariates=columns[3], kernels=kernels, regularizers=ridges
+        )
+        plain = causal.fit_instrument(*columns[:3], kernels=kernels[:2], regularizers=ridges)
+    of_c = gaussian(c, c, 0.8)
+    expected = two_stages(
+        gaussian(z, z, 1.5) * of_c, gaussian(x, x, 1.0), of_c, y, ridges,
+        gaussian(new, x, 1.0), gaussian(new, c, 0.8),
+    )  # fmt: skip
+    close(causal.structural(model, jnp.asarray(new), jnp.asarray(new)), expected, 1e-7)
+    ones = np.ones((30, 30))
+    expected = two_stages(
+        gaussian(z, z, 1.5), gaussian(x, x, 1.0), ones, y, ridges, gaussian(new, x, 1.0), ones[:2]
+    )
+    close(causal.structural(plain, jnp.asarray(new)), expected, 1e-7)
+
+
+def test_treatment_bridge_is_the_formula():
+    """Minimum of the sample loss over functions 1 + <theta, .>, by its normal equations."""
+    a, w, z, y = units(24, seed=5)
+    ridges = (1e-2, 1e-2, 1e-3)
+    doses = np.array([-0.5, 0.4])
+    kernels = tuple(kbr.Gaussian(h) for h in (1.0, 1.5, 0.8))
+    bridge = causal.fit_treatment_bridge(
+        *map(jnp.asarray, (a, w, z, y)), kernels=kernels, regularizers=ridges, rank=100
+    )
+    n, of_a, of_z = len(y), gaussian(a, a, 1.0), gaussian(z, z, 0.8)
+    of_aw = of_a * gaussian(w, w, 1.5)
+    seen = np.zeros((n, n))
+    for fold in range(FOLDS):
+        own = np.arange(n) % FOLDS == fold
+        seen[own] = ridge_weights(of_aw, of_aw[own], ~own, ridges[0])
+    at_free = of_a * gaussian(w, w, 1.5).mean(0)
+    free = ridge_weights(of_aw, at_free, np.ones(n, bool), ridges[0])
+    # Rows u of the units and v of independent doses and proxies, as points of one Gram matrix.
+    both, twice = np.concatenate([seen, free]), np.concatenate([a, a])
+    gram = gaussian(twice, twice, 1.0) * (both @ of_z @ both.T)
+    d = np.repeat([-1.0, 1.0], n)
+    first = np.repeat([1.0, 0.0], n)
+    # theta = sum_i b_i row_i: (sum_i u_i u_i^T + n eta) theta = sum (v - u).
+    b = np.linalg.solve(np.diag(first) @ gram + n * ridges[1] * np.eye(2 * n), d)
+    ratio = 1 + (gaussian(doses, twice, 1.0) * b) @ (both @ of_z)
+    close(bridge.at(jnp.asarray(doses), bridge.proxies.matrix), ratio, 1e-6)
+    near = ridge_weights(of_a, gaussian(doses, a, 1.0), np.ones(n, bool), ridges[2]) * ratio
+    expected = near @ y + (1 - near.sum(1)) * y.mean()
+    close(kbr.mean(causal.intervene(bridge, jnp.asarray(doses))), expected, 1e-6)
+
+
+def test_moment_bridge_is_the_formula():
+    a, w, z, y = units(24, seed=7)
+    ridge, doses = 1e-3, np.array([-0.5, 0.4])
+    kernels = tuple(kbr.Gaussian(h) for h in (1.0, 1.5, 0.8))
+    bridge = causal.fit_moment_bridge(
+        *map(jnp.asarray, (a, w, z, y)), kernels=kernels, regularizer=ridge, rank=100
+    )
+    n, of_a = len(y), gaussian(a, a, 1.0)
+    design, metric = of_a * gaussian(w, w, 1.5), of_a * gaussian(z, z, 0.8)
+    # min (y - m - L b)^T K (y - m - L b) / n^2 + ridge b^T L b, from its normal equations.
+    inner = np.block(
+        [
+            [design @ metric @ design + n**2 * ridge * design, (design @ metric).sum(1)[:, None]],
+            [(metric @ design).sum(0)[None], np.array([[metric.sum()]])],
+        ]
+    )
+    right = np.concatenate([design @ metric @ y, [metric.sum(0) @ y]])
+    found = np.linalg.lstsq(inner, right, rcond=1e-14)[0]
+    at = gaussian(doses, a, 1.0) * gaussian(w, w, 1.5).mean(0)
+    curve = at @ found[:n] + found[n]
+    close(kbr.mean(causal.intervene(bridge, jnp.asarray(doses))), curve, 1e-5)
+
+
+def test_ridge_has_the_least_error_of_units_left_out():
+    x, t = RNG.normal(size=25), RNG.normal(size=(25, 2))
+    t[:, 0] += np.sin(2 * x)
+    features = feature_map(kbr.Gaussian(1.0), jnp.asarray(x), 25, None)
+    stage = regress(features, jnp.asarray(t), None)
+    gram, every = gaussian(x, x, 1.0), np.arange(25)
+    errors = []
+    for ridge in RIDGES:
+        rows = []
+        for i in every:
+            # The ridge n lambda is that of all n units.
+            weights = ridge_weights(gram, gram[i : i + 1], every != i, ridge * 25 / 24)
+            rows.append((t[i] - weights[0] @ t) ** 2)
+        errors.append(np.sum(rows, axis=1))
+    totals = np.sum(errors, axis=1)
+    best = int(np.argmin(totals))
+    close(stage.regularizer, RIDGES[best])
+    spread = np.sum((t - t.mean(0)) ** 2) * (25 / 24) ** 2
+    close(stage.explained, 1 - totals[best] / spread, 1e-6)
+    more = np.array(errors) - errors[best]
+    near = more.mean(1) <= more.std(1) / 5
+    careful = regress(features, jnp.asarray(t), None, cautious=True)
+    close(careful.regularizer, RIDGES[np.flatnonzero(near).max()])
+    held = cross_fitted(features, jnp.asarray(t), jnp.asarray(0.1))
+    for fold in range(FOLDS):
+        own = every % FOLDS == fold
+        close(held[own], ridge_weights(gram, gram[own], ~own, 0.1) @ t, 1e-7)
+
+
+# ---------------------------------------------------------------- bands
+
+
+def test_band_of_a_randomized_experiment():
+    """With nothing to adjust for, means of the arms and their textbook errors."""
+    n = 60
+    a = jnp.asarray(np.arange(n) % 3 // 2)
+    y = jnp.asarray(RNG.normal(size=n)) + a.astype(float)
+    x = jnp.zeros(n)
+    outcome = causal.fit_outcome_bridge(a, x, None, y, regularizers=(None, TINY))
+    band = causal.confidence_band(outcome, jnp.array([0, 1]), key=jax.random.key(0))
+    for arm in (0, 1):
+        own = np.asarray(y)[np.asarray(a) == arm]
+        close(band.mean[arm], own.mean())
+        # Residuals of units left out are larger by n / (n - 1).
+        close(band.error[arm] ** 2, own.var(ddof=1) / (len(own) - 1), 1e-6)
+    reach = (band.upper - band.lower) / (2 * band.error)
+    close(reach[0], reach[1])
+    assert 1.96 < reach[0] < 2.5  # two independent arms: 2.24
+    treatment = causal.fit_treatment_bridge(a, None, x, y)
+    robust = causal.doubly_robust(outcome, treatment)
+    other = causal.confidence_band(robust, jnp.array([0, 1]), key=jax.random.key(0))
+    close(other.mean, band.mean, 1e-6)
+    with pytest.raises(ValueError, match="`doses` must be a batch"):
+        causal.confidence_band(robust, jnp.array(0), key=jax.random.key(0))
+    with pytest.raises(ValueError, match="one column of y"):
+        several = causal.fit_outcome_bridge(a, x, None, jnp.stack([y, y], 1))
+        causal.confidence_band(several, jnp.array([0, 1]), key=jax.random.key(0))
+    with pytest.raises(ValueError, match="OutcomeBridge"):
+        causal.confidence_band(treatment, jnp.array([0, 1]), key=jax.random.key(0))
+
+
+# ---------------------------------------------------------------- what every fit must do
+
+
+def all_models(a, w, z, y, **options):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The instrument is weak")
+        outcome = causal.fit_outcome_bridge(a, w, z, y, **options)
+        treatment = causal.fit_treatment_bridge(a, w, z, y, **options)
+        return (
+            outcome,
+            causal.fit_moment_bridge(a, w, z, y, **options),
+            treatment,
+            causal.doubly_robust(outcome, treatment),
+            causal.fit_instrument(w, z, y, covariates=a, **options),
+        )
+
+
+def curve(model, doses):
+    if isinstance(model, causal.InstrumentalRegression):
+        return causal.structural(model, model.treatments.points[: doses.shape[0]], doses)
+    return kbr.mean(causal.intervene(model, doses))
+
+
+def test_padding_changes_nothing():
+    a, w, z, y = map(jnp.asarray, units(20))
+    kernels = (kbr.Gaussian(1.0),) * 3
+    mask = jnp.arange(25) < 20
+    padded = [jnp.concatenate([part, jnp.full(5, jnp.nan)]) for part in (a, w, z, y)]
+    doses = jnp.array([0.0, 1.0])
+    plain = all_models(a, w, z, y, kernels=kernels)
+    for one, other in zip(plain, all_models(*padded, kernels=kernels, mask=mask), strict=True):
+        close(curve(other, doses), curve(one, doses), 1e-6)
+    band, other = (
+        causal.confidence_band(model, doses, key=jax.random.key(0))
+        for model in (plain[3], all_models(*padded, kernels=kernels, mask=mask)[3])
+    )
+    close(other.error, band.error, 1e-6)
+
+
+def test_fits_are_programs():
+    """One compiled program for a batch of data sets, with finite gradients of bandwidths."""
+    both = [map(jnp.asarray, units(20, seed)) for seed in (0, 1)]
+    data = [jnp.stack(part) for part in zip(*both, strict=True)]
+    doses, kernels = jnp.array([0.0, 1.0]), (kbr.Gaussian(1.0),) * 3
+
+    def one(a, w, z, y):
+        outcome = causal.fit_outcome_bridge(a, w, z, y, kernels=kernels)
+        treatment = causal.fit_treatment_bridge(a, w, z, y, kernels=kernels)
+        return curve(outcome, doses), curve(causal.doubly_robust(outcome, treatment), doses)
+
+    batch = jax.jit(jax.vmap(one))(*data)
+    for together, alone in zip(batch, one(*(part[1] for part in data)), strict=True):
+        close(together[1], alone, 1e-6)
+
+    def loss(bandwidth):
+        own = (kbr.Gaussian(1.0), kbr.Gaussian(bandwidth), kbr.Gaussian(1.0))
+        model = causal.fit_outcome_bridge(
+            *(part[0] for part in data), kernels=own, regularizers=(1e-2, 1e-2)
+        )
+        return jnp.sum(curve(model, doses)) - model.explained[1]
+
+    check_gradient(loss, jnp.asarray(1.2), rtol=1e-4, atol=1e-6)
+
+
+def test_doses_of_any_kind():
+    """Labels, vectors and tuples of them; repeated units and a constant proxy stay finite."""
+    a, w, z, y = map(jnp.asarray, units(20))
+    label = (a > 0).astype(int)
+    doses = label, jnp.stack([a, w], 1)
+    for fit in (causal.fit_outcome_bridge, causal.fit_treatment_bridge):
+        found = causal.intervene(fit(doses, w, z, y), jax.tree.map(lambda v: v[:3], doses))
+        assert found.weights.shape == (3, 20) and bool(jnp.all(jnp.isfinite(found.weights)))
+        close(found.mass, 1)
+    twice = [jnp.concatenate([part, part]) for part in (a, w, z, y)]
+    for model in all_models(*twice):
+        assert bool(jnp.all(jnp.isfinite(curve(model, a[:2]))))
+    labels = (y > 0).astype(int)
+    bridge = causal.fit_outcome_bridge(a, w, z, labels)
+    shares = kbr.embedding.probabilities(causal.intervene(bridge, a[:2]))
+    close(jnp.sum(shares, axis=-1), 1)
+
+
+def test_strength_of_an_instrument():
+    u, z, e = map(jnp.asarray, RNG.normal(size=(3, 200)))
+    x = z + u + e
+    model = causal.fit_instrument(x, z, x - u, kernels=(None, AFFINE))
+    r2 = float(jnp.corrcoef(x, z)[0, 1] ** 2)
+    assert abs(float(model.strength) / (198 * r2 / (1 - r2)) - 1) < 0.15
+    with pytest.warns(UserWarning, match="The instrument is weak"):
+        causal.fit_instrument(x, jnp.asarray(RNG.normal(size=200)), x - u)
+
+
+def test_bad_arguments():
+    a, w, z, y = map(jnp.asarray, units(20))
+    fits = (causal.fit_outcome_bridge, causal.fit_moment_bridge, causal.fit_treatment_bridge)
+    for fit in fits:
+        with pytest.raises(ValueError, match="`w` has 19 points and `y` 20"):
+            fit(a, w[:19], z, y)
+        with pytest.raises(ValueError, match="`kernels` must be a tuple of 3"):
+            fit(a, w, z, y, kernels=(None, None))
+        with pytest.raises(ValueError, match="`z` contains NaN"):
+            fit(a, w, z.at[0].set(jnp.nan), y)
+        with pytest.raises(ValueError, match="`rank` must be an integer"):
+            fit(a, w, z, y, rank=0)
+    with pytest.raises(ValueError, match="`regularizers` must be a tuple of 2"):
+        causal.fit_outcome_bridge(a, w, z, y, regularizers=(1.0,))
+    with pytest.raises(ValueError, match="`y` must be one real array"):
+        causal.fit_instrument(a, z, (y > 0).astype(int))
+    outcome, *_ = models = all_models(a, w, z, y)
+    with pytest.raises(ValueError, match="`covariates` must be given"):
+        causal.structural(models[4], a[:2])
+    with pytest.raises(ValueError, match="`covariates` has 3 points and `x` 2"):
+        causal.structural(models[4], a[:2], a[:3])
+    with pytest.raises(ValueError, match="fitted for one population"):
+        causal.intervene(models[3], a[:2], kbr.embed(None, w))
+    with pytest.raises(ValueError, match=r"adjust.points"):
+        causal.intervene(outcome, a[:2], kbr.embed(None, jnp.stack([w, w], 1)))
+    with pytest.raises(ValueError, match="fit both to the same"):
+        causal.doubly_robust(
+            outcome, eqx.tree_at(lambda t: t.local.share, models[2], jnp.full(8, 0.125))
+        )
+    with pytest.raises(ValueError, match="given tuples"):
+        causal.intervene(kbr.fit_conditional(None, None, a, y, regularizer=0.1), a[:2])
+
+
+def test_intervene_with_other_features():
+    """Landmarks and random Fourier features, and kernels that are no products."""
+    a, x, _, y = map(jnp.asarray, units(40))
+    kernel = kbr.TensorProduct((kbr.Gaussian(1.0), kbr.Gaussian(1.5)))
+    doses = jnp.array([-1.0, 0.0, 1.0])
+    exact = kbr.fit_conditional(kernel, None, (a, x), y, regularizer=1e-2)
+    truth = kbr.mean(causal.intervene(exact, doses))
+    pairs = jax.vmap(lambda dose: kbr.condition(exact, (jnp.full(40, dose), x)).weights.mean(0))
+    close(causal.intervene(exact, doses).weights @ y, pairs(doses) @ y, 1e-10)
+    low = kbr.fit_conditional(kernel, None, (a, x), y, regularizer=1e-2, landmarks_x=40)
+    close(kbr.mean(causal.intervene(low, doses)), truth, 1e-6)
+    own = kbr.kernels.as_kernel(lambda p, q: kernel(p, q))
+    other = kbr.fit_conditional(own, None, (a, x), y, regularizer=1e-2)
+    close(kbr.mean(causal.intervene(other, doses)), truth, 1e-8)
+    mask = jnp.arange(45) < 40
+    padded = [jnp.concatenate([part, jnp.full(5, jnp.nan)]) for part in (a, x, y)]
+    masked = kbr.fit_conditional(
+        kernel, kbr.Gaussian(1.0), tuple(padded[:2]), padded[2], regularizer=1e-2, mask=mask
+    )
+    close(kbr.mean(causal.intervene(masked, doses)), truth, 1e-8)
