@@ -30,6 +30,7 @@ STORIES = (
     "inference",
     "tests",
     "forecasts",
+    "causal",
     "depth",
     "scale",
 )

@@ -47,6 +47,9 @@ FOUND = {
         .p_value
         < 0.05
     ),
+    "guide/causal.md": lambda n: bool(
+        jnp.all((n["band"].lower < jnp.sin(n["doses"])) & (jnp.sin(n["doses"]) < n["band"].upper))
+    ),
     "guide/conditional-independence.md": lambda n: n["given"].p_value < 0.05,
     "guide/change-points.md": lambda n: (
         np.abs(n["found"].changes - np.array([100, 200, 300])).max() < 10

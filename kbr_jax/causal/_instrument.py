@@ -53,8 +53,8 @@ def fit_instrument(
 ) -> InstrumentalRegression:
     r"""Fit the effect of x on y with an instrument z.
 
-    The model of Singh, Sahani and Gretton 2019 is $Y = f(X, C) + U$, where the noise U may depend on X, but has mean 0 given the
-    instrument Z and the covariates C. Two ridge regressions find f:
+    The model of Singh, Sahani and Gretton 2019 is $Y = f(X, C) + U$. The noise U may depend on X,
+    but has mean 0 given the instrument Z and the covariates C. Two ridge regressions find f:
 
     $$ \hat\mu(z, c) = \text{regression of } \phi(x) \text{ on } (z, c), \qquad
        \hat f = \arg\min_f \tfrac1n \sum_i (y_i - \langle f, \phi(c_i) \otimes \hat\mu^{(-k)}(z_i,

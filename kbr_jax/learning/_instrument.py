@@ -4,8 +4,10 @@ from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 
 from .._checks import as_points, check_finite, check_same_size, size, take
+from .._numerics import matmul
 from .._typing import Array, Float, Points
 from ..causal import InstrumentalRegression, fit_instrument
 from ..kernels import AbstractKernel, Gaussian, default_kernel
@@ -56,14 +58,17 @@ def _inside(scales: dict[str, Array]) -> dict[str, Array]:
     return {name: jnp.clip(value, *RANGE) for name, value in scales.items()}
 
 
-def _loss(setting: _Setting, data: tuple, scales: dict[str, Array]) -> Float[Array, ""]:
-    """Logarithm of the share of y that is not explained."""
+@eqx.filter_jit
+def _errors(setting: _Setting, data: tuple, scales: dict[str, Array]) -> Float[Array, " n"]:
+    """Squared errors of y of units left out of the second stage."""
     x, z, y, covariates = data
     model = fit_instrument(x, z, y, covariates=covariates, kernels=setting.at(scales), rank=RANK)
-    return jnp.log1p(-model.explained[1])
-
-
-_score = eqx.filter_jit(_loss)
+    fit, rows = model.fit, model.features.matrix
+    y = y.reshape(y.shape[0], -1).astype(rows.dtype)
+    y = y / jnp.maximum(jnp.std(y, axis=0), jnp.finfo(y.dtype).tiny)
+    left = 1 - fit.share - jnp.sum((rows - fit.center) * fit.slope.T, axis=1)
+    rest = y - matmul(fit.weights(rows), y)
+    return jnp.sum(rest**2, axis=1) / jnp.maximum(left, jnp.finfo(left.dtype).eps ** 0.5) ** 2
 
 
 def learn_instrument(
@@ -74,7 +79,8 @@ def learn_instrument(
     The loss is the leave-one-out error of the second stage of `causal.fit_instrument`: how well the
     instrument and the covariates predict y through the structural function. It is no error of the
     structural function itself, which cannot be observed. It is searched coarsely, and then near its
-    minimum.
+    minimum. Of all candidates within one standard error of the least loss, the one with the widest
+    kernels is taken: where y is noisy, narrow ones fit the noise.
 
     **Arguments:** `x`, `z`, `y`, `covariates` as `causal.fit_instrument` takes them. Real ones get
     a Gaussian kernel, others their default. `progress`: a bar, where tqdm is installed.
@@ -111,13 +117,29 @@ def learn_instrument(
         if names:
             ranges = dict.fromkeys(names, RANGE)
 
-            def evaluate(option: _Setting, values: dict, _: float) -> Any:
-                return _score(option, data, _inside(values))
+            tried: list[tuple[dict[str, Array], np.ndarray]] = []
 
-            _, scales = search(evaluate, [setting], ranges, TRIALS, REFINEMENTS, bar)
-            scales = _inside(scales)
+            def evaluate(option: _Setting, values: dict, _: float) -> Any:
+                values = _inside(values)
+                tried.append((values, np.asarray(_errors(option, data, values))))
+                return np.log(tried[-1][1].mean())
+
+            search(evaluate, [setting], ranges, TRIALS, REFINEMENTS, bar)
+            scales = _widest(tried)
     model = fit_instrument(x, z, y, covariates=covariates, kernels=setting.at(scales))
     return model, scales
+
+
+def _widest(tried: list[tuple[dict[str, Array], np.ndarray]]) -> dict[str, Array]:
+    """The widest kernels of those whose loss is within a standard error of the least one."""
+    tried = [one for one in tried if np.isfinite(one[1]).all()]
+    best = min(tried, key=lambda one: one[1].mean())[1]
+    near = [
+        scales
+        for scales, errors in tried
+        if (errors - best).mean() <= (errors - best).std() / np.sqrt(best.size)
+    ]
+    return max(near, key=lambda scales: sum(np.log(value) for value in scales.values()))
 
 
 def _unit(points: Points) -> AbstractKernel:
