@@ -56,13 +56,15 @@ naive = kbr.mean(kbr.condition(regression, doses))
 # ## What each rule says
 #
 # - If the soil had been measured, `intervene` would average over it.
-# - The price moves the dose and nothing else: it is an *instrument*.
+# - The price moves the dose and nothing else: it is an *instrument*. The soil makes the harvest noisy, so a stiff kernel is the better one:
+#   polynomials of degree 3. The default, a Gaussian kernel, asks for more data than these.
 # - Weeds and tractors are signs of the soil. Weeds do not depend on the dose, and the harvest does not depend on the tractor: they are
 #   *proxies*. One bridge goes from the weeds to the harvest, another one from the tractor to the dose. Both together are doubly robust.
 
 # %%
 known = causal.fit_outcome_bridge(dose, soil, None, harvest)
-instrument = causal.fit_instrument(dose, price, harvest)
+cubic = kbr.Polynomial(degree=3)
+instrument = causal.fit_instrument(dose, price, harvest, kernels=(cubic, cubic))
 outcome = causal.fit_outcome_bridge(dose, weeds, tractor, harvest)
 treatment = causal.fit_treatment_bridge(dose, weeds, tractor, harvest)
 robust = causal.doubly_robust(outcome, treatment)

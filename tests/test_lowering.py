@@ -71,6 +71,23 @@ def dynamics(g, x, **options):
     return kbr.dynamics.fit_dynamics(g, sets(x), regularizer=0.1, **options)
 
 
+def instrument(g, x, y):
+    return kbr.causal.fit_instrument(x, y, x[:, 0], kernels=(g, g))
+
+
+def bridges(g, x, y):
+    arguments = (x, y, x[:, 0], y[:, 0])
+    kernels = (g, g, g)
+    return (
+        kbr.causal.fit_outcome_bridge(*arguments, kernels=kernels),
+        kbr.causal.fit_treatment_bridge(*arguments, kernels=kernels),
+    )
+
+
+def robust(g, x, y):
+    return kbr.causal.doubly_robust(*bridges(g, x, y))
+
+
 def svm(g, x):
     labels = jnp.asarray([0, 1] * (N // 2))
     weights = jnp.ones(N, x.dtype) / N
@@ -405,6 +422,22 @@ PROGRAMS = {
     "dynamics.fit_predicted_svm": lambda g, x, y: svm(g, x).coefficients,
     "dynamics.classify": lambda g, x, y: kbr.dynamics.classify(svm(g, x), y),
     "dynamics.decision_values": lambda g, x, y: kbr.dynamics.decision_values(svm(g, x), y),
+    "causal.intervene": lambda g, x, y: (
+        kbr.causal.intervene(
+            kbr.fit_conditional(kbr.kernels.TensorProduct((g, g)), g, (x, y), y, **RIDGE), x[:2]
+        ).weights
+    ),
+    "causal.fit_instrument": lambda g, x, y: instrument(g, x, y).fit,
+    "causal.structural": lambda g, x, y: kbr.causal.structural(instrument(g, x, y), y),
+    "causal.fit_outcome_bridge": lambda g, x, y: bridges(g, x, y)[0].fit,
+    "causal.fit_moment_bridge": lambda g, x, y: (
+        kbr.causal.fit_moment_bridge(x, y, x[:, 0], y[:, 0], kernels=(g, g, g)).fit
+    ),
+    "causal.fit_treatment_bridge": lambda g, x, y: bridges(g, x, y)[1].coefficients,
+    "causal.doubly_robust": lambda g, x, y: robust(g, x, y).weights(x[:2], None),
+    "causal.confidence_band": lambda g, x, y: kbr.causal.confidence_band(
+        robust(g, x, y), x[:2], key=KEY, num_draws=4
+    ),
     "dynamics.flip_labels": lambda g, x, y: kbr.dynamics.flip_labels(
         jnp.asarray([1.0, -1] * 4, x.dtype), x[:, 0]
     ),
@@ -422,6 +455,7 @@ EAGER = {
     "learn_filter": "a search on the host, of compiled programs",
     "learning.learn_features": "a loop on the host over a compiled step, for progress",
     "learning.learn_forecast": "a search on the host, of compiled programs",
+    "learning.learn_instrument": "a search on the host, of compiled programs",
     "learn_posterior": "a search on the host, of compiled programs",
     "tune": "a loop on the host over a compiled step, for progress and checkpoints",
     "tuning.tune_starts": "a loop on the host over a compiled step, for progress",

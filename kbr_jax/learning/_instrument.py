@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._checks import as_points, check_finite, check_same_size, size, take
-from .._numerics import matmul
 from .._typing import Array, Float, Points
 from ..causal import InstrumentalRegression, fit_instrument
 from ..kernels import AbstractKernel, Gaussian, default_kernel
@@ -67,7 +66,7 @@ def _errors(setting: _Setting, data: tuple, scales: dict[str, Array]) -> Float[A
     y = y.reshape(y.shape[0], -1).astype(rows.dtype)
     y = y / jnp.maximum(jnp.std(y, axis=0), jnp.finfo(y.dtype).tiny)
     left = 1 - fit.share - jnp.sum((rows - fit.center) * fit.slope.T, axis=1)
-    rest = y - matmul(fit.weights(rows), y)
+    rest = y - fit.predict(rows, y)
     return jnp.sum(rest**2, axis=1) / jnp.maximum(left, jnp.finfo(left.dtype).eps ** 0.5) ** 2
 
 
@@ -80,7 +79,10 @@ def learn_instrument(
     instrument and the covariates predict y through the structural function. It is no error of the
     structural function itself, which cannot be observed. It is searched coarsely, and then near its
     minimum. Of all candidates within one standard error of the least loss, the one with the widest
-    kernels is taken: where y is noisy, narrow ones fit the noise.
+    kernels is taken: where y is noisy, narrow ones fit the noise. The search pays where the noise
+    of y is small and covariates act sharply: on the demand design it divides the squared error of
+    the defaults by more than 10. Where a confounder makes most of y its choice is not reliable: of
+    three such samples of 800 units one had ten times the error of a polynomial of degree 3.
 
     **Arguments:** `x`, `z`, `y`, `covariates` as `causal.fit_instrument` takes them. Real ones get
     a Gaussian kernel, others their default. `progress`: a bar, where tqdm is installed.
