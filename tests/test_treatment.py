@@ -112,31 +112,46 @@ def test_the_propensities_of_largest_leave_one_out_likelihood():
     close(found, chosen_propensities(PHI, np.asarray(A), KNOWN), 1e-4)
 
 
-@pytest.mark.filterwarnings("ignore:13 % of the propensities")
-def test_the_statistic():
-    a, fold = np.asarray(A), np.empty(30, int)
+@pytest.mark.filterwarnings("ignore:.* % of the propensities")
+@pytest.mark.parametrize("arms", [None, (0, 1), (2, 1)])
+def test_the_statistic(arms):
+    a, fold = np.asarray(A).astype(int), np.empty(30, int)
+    if arms == (2, 1):
+        a = np.where(np.arange(30) % 3 == 0, 2, a)  # the points of arm 0 are in the population
+    low, high = arms or (0, 1)
     key = jax.random.key(5)
-    order = np.lexsort((np.asarray(jax.random.uniform(key, (30,))), a))
+    kind = np.select([a == low, a == high], [0, 1], 2)
+    order = np.lexsort((np.asarray(jax.random.uniform(key, (30,))), kind))
     fold[order] = np.arange(30)
     half, fold = fold % 2, fold // 2 % 3
     phi = np.zeros((30, 30))  # coordinates on the features k(y_j, .)
     for h, f in np.ndindex(2, 3):
         held, known = (half == h) & (fold == f), (half == h) & (fold != f)
-        share = np.clip(chosen_propensities(PHI, a, known), 0.02, 0.98)
-        zero, one = (chosen_regression(PHI, GRAM, known & (a == arm)) for arm in (0, 1))
+        share = {
+            arm: np.clip(chosen_propensities(PHI, a == arm, known), 0.02, 0.98)
+            for arm in (low, high)
+        }
+        zero, one = (chosen_regression(PHI, GRAM, known & (a == arm)) for arm in (low, high))
         for i in np.flatnonzero(held):
-            weight = 1 / share[i] if a[i] else -1 / (1 - share[i])
-            own = one[i] if a[i] else zero[i]
+            weight = {low: -1, high: 1}.get(a[i], 0) / share.get(a[i], np.ones(30))[i]
+            own = one[i] if a[i] == high else zero[i]
             phi[i] = weight * (np.eye(30)[i] - own) + one[i] - zero[i]
     found, clipped = _coefficients(
-        jnp.asarray(PHI), jnp.asarray(GRAM), A, jnp.asarray(2 * fold + half), 3
+        jnp.asarray(PHI),
+        jnp.asarray(GRAM),
+        None if arms is None else jnp.asarray(a == low),
+        jnp.asarray(a == high),
+        jnp.asarray(2 * fold + half),
+        3,
     )
     close(found, phi, 1e-3, 1e-3)
     assert 0 <= clipped < 0.5
     products = phi @ GRAM @ phi.T
     f = products[np.ix_(half == 0, half == 1)].mean(axis=1)
     g = products[np.ix_(half == 0, half == 1)].mean(axis=0)
-    found = treatment_effect_test(G, X, A, Y, key=key, kernel_x=G, num_folds=3, landmarks=8)
+    found = treatment_effect_test(
+        G, X, a, Y, key=key, arms=arms, kernel_x=G, num_folds=3, landmarks=8
+    )
     score = np.sqrt(15) * f.mean() / f.std(ddof=1)
     close(found.statistic, score, 1e-3, 1e-3)
     close(found.p_value, scipy.stats.t.sf(score, 14), 1e-3, 1e-3)
@@ -196,6 +211,26 @@ def test_level_with_a_confounder():
 def test_level_of_a_small_sample():
     p, _ = many(20, doubly_robust)
     assert share(p) <= MOST and np.mean(np.isnan(p)) < 0.1  # fewer than 6 points of an arm
+
+
+def test_two_of_three_arms():
+    """Arms 0 and 2 differ by the shift alone; all three follow x."""
+
+    def one(key, shift):
+        keys = jax.random.split(key, 4)
+        x = jax.random.normal(keys[0], (120, 1))
+        odds = 0.7 * jnp.concatenate([x, 0 * x, -x], axis=1)
+        a = jax.random.categorical(keys[1], odds)
+        y = x[:, 0] + jnp.sin(2 * x[:, 0]) + jax.random.normal(keys[2], (120,)) / 2
+        y = y + jnp.array([0.0, 3.0, shift])[a]
+        return treatment_effect_test(
+            G, x, a, y, key=keys[3], arms=(0, 2), kernel_x=G, landmarks=12
+        ).p_value
+
+    keys = jax.random.split(jax.random.key(2), REPETITIONS)
+    run = jax.jit(lambda *data: jax.lax.map(lambda pair: one(*pair), data, batch_size=50))
+    assert 0.03 < share(run(keys, jnp.zeros(REPETITIONS))) <= MOST
+    assert share(run(keys[:100], jnp.full(100, 2.5))) > 0.8
 
 
 @pytest.mark.parametrize(("shift", "spread"), [(1.0, 1.0), (0.0, 6.0)])
@@ -270,8 +305,12 @@ def test_errors():
         call(treatment=A[:20])
     with pytest.raises(ValueError, match="booleans, or 0 and 1"):
         call(treatment=jnp.where(A, 1, -1))
-    with pytest.raises(ValueError, match="2 treated points of 30: the test needs 6"):
+    with pytest.raises(ValueError, match="2 points of an arm, of 30: the test needs 6"):
         call(treatment=jnp.arange(30) < 2)
+    with pytest.raises(ValueError, match="`arms` must be two labels"):
+        call(arms=(0, 1, 2))
+    with pytest.raises(ValueError, match="`arms` must be two different labels"):
+        call(arms=(1, 1))
     with pytest.raises(ValueError, match="`y` contains NaN"):
         call(y=Y.at[0].set(jnp.nan))
     with pytest.raises(ValueError, match="`num_folds` must be at least 2"):

@@ -52,6 +52,7 @@ def treatment_effect_test(
     y: Points,
     *,
     key: PRNGKeyArray,
+    arms: tuple[ArrayLike, ...] | None = None,
     kernel_x: KernelLike = None,
     num_folds: int = 5,
     landmarks: FeatureChoice = 100,
@@ -88,6 +89,9 @@ def treatment_effect_test(
     - `kernel_y`, `kernel_x`: of any two domains; None for their defaults. The test sees differences
       that kernel_y sees.
     - `x`: n covariates. `treatment`: `[n]` of booleans, or 0 and 1. `y`: n outcomes.
+    - `arms`: of more than two treatments, the labels (b, a) to compare: does Y differ under do(a)
+      and do(b), for all points of the sample? Then `treatment` is `[n]` of integers, and the
+      propensities of a and b have a fit each.
     - `key`: of the split. Another key gives another p-value: choose one before you look.
     - `num_folds`: K, parts of a half (static).
     - `landmarks`: the rank r of features of x for both regressions. The ridge of the embeddings is
@@ -103,8 +107,8 @@ def treatment_effect_test(
     the points decides against the other: in a randomized experiment `two_sample_test` finds an
     effect with fewer points.
 
-    **Raises:** `ValueError` for samples of different sizes, labels other than 0 and 1, or fewer
-    than 6 points of an arm. Under `jit` these give NaN.
+    **Raises:** `ValueError` for samples of different sizes, labels other than 0 and 1 without
+    `arms`, or fewer than 6 points of an arm. Under `jit` these give NaN.
 
     **Example:**
 
@@ -120,7 +124,7 @@ def treatment_effect_test(
     x, y = check_finite(as_points(x, "x"), "x"), check_finite(as_points(y, "y"), "y")
     check_same_size(y, "y", x, "x")
     n = size(x)
-    treated, usable = _as_treated(treatment, n)
+    control, treated, usable = _as_arms(treatment, arms, n)
     folds = as_count(num_folds, "num_folds", x, "x")
     if folds < 2:
         raise ValueError("`num_folds` must be at least 2: one part is predicted from the others.")
@@ -135,7 +139,7 @@ def treatment_effect_test(
     if not isinstance(features, AbstractFeatureMap):
         raise ValueError("`landmarks` must be a rank, `Landmarks` or `RandomFourier`.")
     gram = kernels[1].gram(y, y)
-    found = _run(features.matrix.astype(dtype), gram, treated, usable, key, folds)
+    found = _run(features.matrix.astype(dtype), gram, control, treated, usable, key, folds)
     p_value, statistic, effect, interval, clipped = found
     if is_concrete(clipped) and clipped > _MANY:
         warnings.warn(
@@ -156,30 +160,41 @@ def treatment_effect_test(
     )
 
 
-def _as_treated(treatment: ArrayLike, n: int) -> tuple[Bool[Array, " n"], Bool[Array, ""]]:
-    """Who is treated, and whether the labels can be tested with."""
+def _as_arms(
+    treatment: ArrayLike, arms: tuple[ArrayLike, ...] | None, n: int
+) -> tuple[Bool[Array, " n"] | None, Bool[Array, " n"], Bool[Array, ""]]:
+    """The points of both arms, None for all others, and whether they can be tested with."""
     labels = as_arrays(treatment, "treatment")
     if labels.shape != (n,):
         raise ValueError(
             f"`treatment` must hold a label for each of {n} points, got shape {labels.shape}."
         )
-    treated = labels.astype(bool)
-    known = jnp.all(treated.astype(labels.dtype) == labels)
-    if is_concrete(known) and not known:
-        raise ValueError("`treatment` must be booleans, or 0 and 1.")
+    if arms is None:
+        control, treated = None, labels.astype(bool)
+        known = jnp.all(treated.astype(labels.dtype) == labels)
+        if is_concrete(known) and not known:
+            raise ValueError("`treatment` must be booleans, or 0 and 1. Of more, choose `arms`.")
+    else:
+        if not isinstance(arms, (tuple, list)) or len(arms) != 2:
+            raise ValueError(f"`arms` must be two labels of `treatment`, got {arms!r}.")
+        control, treated = (labels == jnp.asarray(arm, labels.dtype) for arm in arms)
+        known = ~jnp.any(control & treated)
+        if is_concrete(known) and not known:
+            raise ValueError(f"`arms` must be two different labels, got {arms!r}.")
     count = jnp.sum(treated)
-    least = jnp.minimum(count, n - count)
+    least = jnp.minimum(count, n - count if control is None else jnp.sum(control))
     if is_concrete(least) and least < _LEAST:
         raise ValueError(
-            f"`treatment` has {count} treated points of {n}: the test needs {_LEAST} of each arm."
+            f"`treatment` has {least} points of an arm, of {n}: the test needs {_LEAST} of each."
         )
-    return treated, known & (least >= _LEAST)
+    return control, treated, known & (least >= _LEAST)
 
 
 @eqx.filter_jit
 def _run(
     phi: Float[Array, "n r"],
     gram: Float[Array, "n n"],
+    control: Bool[Array, " n"] | None,
     treated: Bool[Array, " n"],
     usable: Bool[Array, ""],
     key: PRNGKeyArray,
@@ -187,9 +202,11 @@ def _run(
 ):
     n = phi.shape[0]
     # Halves and folds have their share of each arm.
-    order = jnp.lexsort((jax.random.uniform(key, (n,)), treated))
+    rest = 0 if control is None else jnp.where(control, 0, 2)
+    arm = jnp.where(treated, 1, rest)
+    order = jnp.lexsort((jax.random.uniform(key, (n,)), arm))
     place = jnp.zeros(n, int).at[order].set(jnp.arange(n))
-    coefficients, clipped = _coefficients(phi, gram, treated, place, num_folds)
+    coefficients, clipped = _coefficients(phi, gram, control, treated, place, num_folds)
     halves = [coefficients[order[start::2]] for start in (0, 1)]
     means = [jnp.mean(half, axis=0) for half in halves]
     values = [
@@ -212,6 +229,7 @@ def _run(
 def _coefficients(
     phi: Float[Array, "n r"],
     gram: Float[Array, "n n"],
+    control: Bool[Array, " n"] | None,
     treated: Bool[Array, " n"],
     place: Int[Array, " n"],
     num_folds: int,
@@ -219,22 +237,22 @@ def _coefficients(
     r"""The weights of k(y_j, .) in each $\phi_i$, and the share of clipped propensities."""
     identity = jnp.eye(gram.shape[0], dtype=gram.dtype)
     half, fold = place % 2, place // 2 % num_folds
+    other = ~treated if control is None else control
 
     def add(carry, number):
         own_half = half == number % 2
         held = own_half & (fold == number // 2)
         known = (own_half & ~held).astype(gram.dtype)
         found = _propensities(phi, treated, known)
-        share = jnp.clip(found, _CLIP, 1 - _CLIP)
-        weight = jnp.where(treated, 1 / share, -1 / (1 - share))
-        zero, one = (
-            _regression(phi, gram, jnp.where(treated == arm, known, 0)) for arm in (False, True)
-        )
+        rest = 1 - found if control is None else _propensities(phi, control, known)
+        share, left = (jnp.clip(p, _CLIP, 1 - _CLIP) for p in (found, rest))
+        weight = jnp.where(treated, 1 / share, jnp.where(other, -1 / left, 0))
+        zero, one = (_regression(phi, gram, jnp.where(arm, known, 0)) for arm in (other, treated))
         own = jnp.where(treated[:, None], one, zero)
         rows = weight[:, None] * (identity - own) + one - zero
         return (
             jnp.where(held[:, None], rows, carry[0]),
-            carry[1] + jnp.sum(held & (found != share)),
+            carry[1] + jnp.sum(held & ((found != share) | (rest != left))),
         ), None
 
     start = jnp.zeros_like(gram), jnp.zeros((), int)
