@@ -219,7 +219,7 @@ def test_two_of_three_arms():
     def one(key, shift):
         keys = jax.random.split(key, 4)
         x = jax.random.normal(keys[0], (120, 1))
-        odds = 0.7 * jnp.concatenate([x, 0 * x, -x], axis=1)
+        odds = 0.4 * jnp.concatenate([x, 0 * x, -x], axis=1)
         a = jax.random.categorical(keys[1], odds)
         y = x[:, 0] + jnp.sin(2 * x[:, 0]) + jax.random.normal(keys[2], (120,)) / 2
         y = y + jnp.array([0.0, 3.0, shift])[a]

@@ -92,7 +92,9 @@ def ridge_regression(x, z, c, y) -> np.ndarray:
     del z
     rows = jnp.asarray(np.hstack([x, c]))
     y = jnp.asarray(y)
-    unit = kbr.kernels.default_kernel(rows).bandwidth
+    default = kbr.kernels.default_kernel(rows)
+    assert isinstance(default, kbr.Gaussian)
+    unit = default.bandwidth
     names = ["0", "1", "2"]
     few = spread(len(y), UNITS)
 
