@@ -687,3 +687,28 @@ def test_features_are_trained_in_single_precision():
         progress=False,
     )
     assert net.weight.dtype == jnp.float32 and bool(jnp.isfinite(course.value))
+
+
+def test_causal_curves():
+    """E[Y | do(a)] = a where u drives the dose and the outcome, by every estimator."""
+    rng = np.random.default_rng(1)
+    u, a, *noise = rng.normal(size=(6, 300))
+    a, w, z = u + a, u + noise[0] / 2, u + noise[1] / 2
+    y = jnp.asarray(a + u + noise[2] / 2, jnp.float32)
+    a, w, z, u, iv = (jnp.asarray(x, jnp.float32) for x in (a, w, z, u, a - u + noise[3] / 2))
+    doses = jnp.asarray([-1.0, 0.0, 1.0], jnp.float32)
+    outcome = kbr.causal.fit_outcome_bridge(a, w, z, y)
+    treatment = kbr.causal.fit_treatment_bridge(a, w, z, y)
+    for model in (
+        outcome,
+        kbr.causal.fit_moment_bridge(a, w, z, y),
+        treatment,
+        kbr.causal.doubly_robust(outcome, treatment),
+        kbr.causal.fit_outcome_bridge(a, u, None, y),
+    ):
+        close(kbr.mean(kbr.causal.intervene(model, doses)), doses, 0.25)
+    band = single(kbr.causal.confidence_band(outcome, doses, key=jax.random.key(0)))
+    assert bool(jnp.all((band.lower < doses) & (doses < band.upper)))
+    linear = (kbr.Polynomial(degree=1),) * 2
+    model = kbr.causal.fit_instrument(a, iv, y, kernels=linear)
+    close(kbr.causal.structural(model, doses), doses, 0.25)

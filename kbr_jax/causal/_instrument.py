@@ -70,6 +70,10 @@ def fit_instrument(
     below 10. Without exclusion or independence it is biased by as much as z drives y, divided by
     how much z drives x; no statistic of the data tells.
 
+    The ridges bend the curve. In 20 samples of 300 units with x = z + u and y = x + u + noise / 2
+    the defaults gave slopes of mean 1.13 and standard deviation .15. Where the form of f is known,
+    say it by the kernel of x.
+
     **Arguments:**
 
     - `x`: n treatments; `z`: instruments; `y`: outcomes, real, `[n]` or `[n, ...]`.

@@ -163,7 +163,7 @@ def treatment_effect_test(
 def _as_arms(
     treatment: ArrayLike, arms: tuple[ArrayLike, ...] | None, n: int
 ) -> tuple[Bool[Array, " n"] | None, Bool[Array, " n"], Bool[Array, ""]]:
-    """The points of both arms, None for all others, and whether they can be tested with."""
+    """Select the points of both arms. Say whether they can be tested with."""
     labels = as_arrays(treatment, "treatment")
     if labels.shape != (n,):
         raise ValueError(

@@ -134,7 +134,7 @@ def learn_instrument(
 
 
 def _widest(tried: list[tuple[dict[str, Array], np.ndarray]]) -> dict[str, Array]:
-    """The widest kernels of those whose loss is within a standard error of the least one."""
+    """The widest kernels whose loss is within a standard error of the least one."""
     tried = [one for one in tried if np.isfinite(one[1]).all()]
     best = min(tried, key=lambda one: one[1].mean())[1]
     near = [
