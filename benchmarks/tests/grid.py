@@ -44,6 +44,17 @@ SAMPLERS: dict[str, Sampler] = {
     "heavy tails": lambda key, n: jax.random.cauchy(key, (n, 1)),
     "a constant column": constant,
 }
+
+
+def gaussian(point: jax.Array) -> jax.Array:
+    return -jnp.sum(point**2) / 2
+
+
+#: Log densities of the samples that have one.
+DENSITIES: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "continuous": gaussian,
+    "heavy tails": lambda point: -jnp.sum(jnp.log1p(point**2)),
+}
 #: Correlation of neighbors, length of a block (about eight autocorrelation times), and length.
 SERIES = {"AR(.5), dependent": (0.5, 24, 200), "AR(.9), dependent": (0.9, 100, 600)}
 
@@ -79,17 +90,44 @@ def driven(key: jax.Array, like: Any, cause: jax.Array) -> Any:
     return jax.tree.map(one, like)
 
 
+def average(points: Any, n: int) -> jax.Array:
+    """Sum over the parts of the mean of each part's coordinates."""
+    leaves = jax.tree.leaves(points)
+    return sum((leaf.reshape(n, -1).astype(float).mean(axis=1) for leaf in leaves), jnp.zeros(n))
+
+
 def triples(make: Sampler, n: int) -> Callable[[jax.Array], jax.Array]:
     def p_value(key):
         first, second, third, own = jax.random.split(key, 4)
         z = make(third, n)
-        cause = sum(
-            (leaf.reshape(n, -1).astype(float).mean(axis=1) for leaf in jax.tree.leaves(z)),
-            jnp.zeros(n),
-        )
+        cause = average(z, n)
         x, y = (driven(key, make(key, n), cause) for key in (first, second))
         return kbr.hypotheses.conditional_independence_test(
             None, None, None, x, y, z, key=own, num_draws=DRAWS
+        ).p_value
+
+    return p_value
+
+
+def assigned(make: Sampler, n: int) -> Callable[[jax.Array], jax.Array]:
+    """x drives the treatment and y, and the treatment does not change y."""
+
+    def p_value(key):
+        first, second, third, own = jax.random.split(key, 4)
+        x = make(first, n)
+        cause = average(x, n)
+        treatment = jax.random.bernoulli(second, jax.nn.sigmoid(cause / (1 + jnp.abs(cause))))
+        y = driven(third, make(third, n), cause)
+        return kbr.hypotheses.treatment_effect_test(None, x, treatment, y, key=own).p_value
+
+    return p_value
+
+
+def fits(make: Sampler, n: int, log_density: Callable, **options) -> Callable:
+    def p_value(key):
+        first, own = jax.random.split(key)
+        return kbr.hypotheses.goodness_of_fit_test(
+            log_density, make(first, n), key=own, num_draws=DRAWS, **options
         ).p_value
 
     return p_value
@@ -102,13 +140,17 @@ def settings() -> dict[str, dict[str, Callable[[jax.Array], jax.Array]]]:
             "two samples": two_samples(make, N, N),
             "independence": pairs(make, N),
             "given z": triples(make, N),
+            "treatment": assigned(make, N),
         }
+    for name, log_density in DENSITIES.items():
+        found[name]["goodness of fit"] = fits(SAMPLERS[name], N, log_density)
     normal = SAMPLERS["continuous"]
     found["sizes 20 and 80"] = {"two samples": two_samples(normal, 20, 80)}
     found["n = 10"] = {
         "two samples": two_samples(normal, 10, 10),
         "independence": pairs(normal, 10),
         "given z": triples(normal, 10),
+        "goodness of fit": fits(normal, 10, gaussian),
     }
     for name, (rho, block, length) in SERIES.items():
 
@@ -118,6 +160,7 @@ def settings() -> dict[str, dict[str, Callable[[jax.Array], jax.Array]]]:
         found[f"{name}, n = {length}"] = {
             "two samples": two_samples(correlated, length, length, dependent=block),
             "independence": pairs(correlated, length, dependent=True),
+            "goodness of fit": fits(correlated, length, gaussian, dependent=True),
         }
     return found
 
