@@ -110,7 +110,7 @@ def triples(make: Sampler, n: int) -> Callable[[jax.Array], jax.Array]:
 
 
 def assigned(make: Sampler, n: int) -> Callable[[jax.Array], jax.Array]:
-    """x drives the treatment and y, and the treatment does not change y."""
+    """Points that drive the treatment and y, which the treatment does not change."""
 
     def p_value(key):
         first, second, third, own = jax.random.split(key, 4)
