@@ -28,13 +28,16 @@ def coordinate_scale(
 ) -> Float[Array, "*d"]:
     """Units of the coordinates of points: their standard deviations, or a common one.
 
-    They are common to all coordinates where none is three times another. A constant coordinate has
-    unit 1. `weights` of the points are uniform by default. Cost O(n d).
+    They are common to all coordinates where none is three times another, and to all entries of
+    points that are matrices or images. A constant coordinate has unit 1. `weights` of the points
+    are uniform by default. Cost O(n d).
     """
     center = jnp.average(x, axis=0, weights=weights)
     each = safe_sqrt(jnp.average((x - center) ** 2, axis=0, weights=weights))
     common = safe_sqrt(jnp.mean(each**2))
-    found = jnp.where(jnp.max(each) > 3 * jnp.min(each), each, common)
+    # The entries of a rotation share a unit: one that hardly moves is not noise to be blown up.
+    own = (jnp.max(each) > 3 * jnp.min(each)) & (x.ndim == 2)
+    found = jnp.where(own, each, common)
     return jnp.where(found > 0, found, 1.0)
 
 

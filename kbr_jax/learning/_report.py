@@ -19,6 +19,8 @@ from ._maps import CHOOSING, left_out_residuals
 
 #: Candidates of the rivals: bandwidths in medians of the distance, and ridges.
 BANDWIDTHS, RIDGES = (0.2, 0.5, 1.0), (1e-5, 1e-4, 1e-3, 1e-2)
+#: The rival without memory.
+MEMORYLESS = "ridge regression, one observation"
 
 
 class Report(eqx.Module):
@@ -112,7 +114,7 @@ def regressions(
     """
     found = {}
     for name, train, query in (
-        ("ridge regression, one observation", folds.codes, folds.queries),
+        (MEMORYLESS, folds.codes, folds.queries),
         (f"ridge regression, last {WINDOW}", folds.history, folds.query_history),
     ):
         if not (isinstance(train, jax.Array) and jnp.issubdtype(train.dtype, jnp.floating)):

@@ -1,0 +1,81 @@
+"""`learn_filter` in the look-alike room, with nothing set by hand.
+
+    python -m benchmarks.camera.defaults [seeds]
+
+Trained on the first or the second half of `camera_lookalike`, forward or reversed in time, and
+tested on the other half from the marginal of the training states, at each variance of the pixels
+and each seed of the noise. Beliefs are decoded by `decode_rotation`. Half a turn is an error of
+2.83; a frame counts as half a turn wrong above 1.5, after the first 40 frames.
+"""
+
+import itertools
+import sys
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import kbr_jax as kbr
+
+from .. import experiment
+from . import video as camera
+
+COMMAND = "python -m benchmarks.camera.defaults"
+VARIANCES, SEEDS, CHUNK, FIRST, WRONG = (3e-4, 1e-3, 3e-3, 1e-2), 3, 100, 40, 1.5
+SIDES = list(itertools.product(("first half", "second half"), ("forward", "reversed")))
+
+
+def sides(data: camera.Camera, half: str, time: str) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Rotations and frames to train on, and to test on."""
+    parts = [data.part(0, camera.SPLIT), data.part(camera.SPLIT, 2 * camera.SPLIT)]
+    if half == "second half":
+        parts = parts[::-1]
+    step = -1 if time == "reversed" else 1
+    return [(rotations[::step], frames[::step]) for rotations, frames in parts]
+
+
+def estimates(filt: kbr.filtering.AbstractFilter, frames: np.ndarray) -> np.ndarray:
+    state, found = kbr.init_filter(filt), []
+    for start in range(0, len(frames), CHUNK):
+        run = kbr.run_filter(filt, jnp.asarray(frames[start : start + CHUNK]), state=state)
+        state = run.state
+        found.append(np.asarray(kbr.decode_rotation(kbr.belief(filt, run))))
+    return np.concatenate(found)
+
+
+def repetition(half: str, time: str, variance: float, seed: int) -> dict[str, float | str]:
+    data = camera.load("camera_lookalike", variance, seed, np.float64)
+    training, (truth, tests) = sides(data, half, time)
+    filt, report = kbr.learn_filter(
+        *map(jnp.asarray, training), decode=kbr.decode_rotation, progress=False
+    )
+    errors = camera.frobenius(estimates(filt, tests), truth)
+    return {
+        "mean": float(errors.mean()),
+        "median": float(np.median(errors)),
+        "half a turn wrong": int(np.sum(errors[FIRST:] > WRONG)),
+        "estimator": str(report.chosen["estimator"]),
+        "rival": str(report.chosen["rival"]),
+    }
+
+
+def main() -> None:
+    jax.config.update("jax_enable_x64", True)
+    warnings.simplefilter("ignore")
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else SEEDS
+    results = experiment.previous("camera_defaults")
+    for variance in VARIANCES:
+        for half, time in SIDES:
+            rows = experiment.repeat(
+                f"camera defaults {half} {time} {variance}",
+                lambda s, h=half, t=time, v=variance: repetition(h, t, v, s),
+                count,
+            )
+            results.setdefault(f"{half}, {time}", {})[str(variance)] = rows
+            experiment.save("camera_defaults", COMMAND, results)
+            print(half, time, variance, rows, flush=True)
+
+
+if __name__ == "__main__":
+    main()
