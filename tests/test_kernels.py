@@ -590,6 +590,18 @@ def test_median_heuristic_subsample():
         kbr.median_heuristic(x, max_points=10)
 
 
+def test_entries_of_a_matrix_share_a_unit():
+    """An entry that hardly moves is not blown up. Coordinates of a vector have their own units."""
+    rows = np.random.default_rng(0).normal(size=(60, 4)) * np.array([1.0, 1.0, 0.01, 1.0])
+    matrices = jnp.asarray(rows.reshape(60, 2, 2))
+    each = rows.std(0)
+    close(kbr.kernels.coordinate_scale(jnp.asarray(rows)), each, 1e-12)
+    common = np.full((2, 2), np.sqrt(np.mean(each**2)))
+    close(kbr.kernels.coordinate_scale(matrices), common, 1e-12)
+    apart = pdist(rows)
+    close(kbr.kernels.default_kernel(matrices).bandwidth, np.full((2, 2), np.median(apart)), 1e-8)
+
+
 def test_default_kernels_follow_the_points():
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.normal(size=(60, 2)) * np.array([1.0, 200.0]))

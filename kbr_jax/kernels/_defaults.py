@@ -97,7 +97,12 @@ def warn_of_scale(kernel: AbstractKernel, x: Points, name: str) -> None:
         problem = "is 0 between all points, as if all were unlike: the bandwidth is too small"
     elif others.min() > 1 - _TINY and most > 0:
         problem = "is 1 between all points, as if all were equal: the bandwidth is too large"
-    elif kernel.bandwidth.ndim == 0 and most > _RATIO * least and spread.size <= _COLUMNS:
+    elif (
+        kernel.bandwidth.ndim == 0
+        and np.ndim(points) <= 2
+        and most > _RATIO * least
+        and spread.size <= _COLUMNS
+    ):
         problem = (
             f"has one bandwidth, and coordinate {int(np.argmax(spread))} of the points varies "
             f"{most / least:.0f} times as much as coordinate "
