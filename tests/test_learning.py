@@ -9,7 +9,7 @@ from helpers import closeness
 import kbr_jax as kbr
 from kbr_jax.filtering import RivalFilter
 from kbr_jax.kernels import Warped
-from kbr_jax.learning import DiscriminantMap, Report, _filter, _folds, _maps
+from kbr_jax.learning import DiscriminantMap, Report, _candidates, _folds, _maps
 
 RNG = np.random.default_rng(0)
 
@@ -238,16 +238,16 @@ def test_a_lost_stretch_costs_what_one_without_memory_does():
     scales = kbr.kernels.coordinate_scale(states), kbr.median_heuristic(fold.codes)
 
     def setting(lost):
-        return _filter._Setting(*scales, None, None, None, "pairs", lost=jnp.asarray(lost))
+        return _candidates.Setting(*scales, None, None, None, "pairs", lost=jnp.asarray(lost))
 
-    runs = [np.asarray(errors) for errors in _filter._runs(setting(np.inf), values, fold)]
+    runs = [np.asarray(errors) for errors in _candidates._runs(setting(np.inf), values, fold)]
     right, begun, wrong = (errors.mean(1) for errors in runs)
     wrong = runs[2][:, runs[2].shape[1] // 4 :].mean(1)
     assert begun.mean() < right.mean() and begun.mean() < wrong.mean()
     lost = np.median([right, begun, wrong])
     for limit in (np.inf, lost):
         expected = np.minimum([right, begun, wrong], limit).mean()
-        close(_filter._error(setting(limit), fold, values), expected, 1e-8)
+        close(_candidates.error_of(setting(limit), fold, values), expected, 1e-8)
 
 
 def test_credible_level_by_hand():

@@ -12,7 +12,15 @@ from .._checks import size, take
 from .._typing import Array, Points
 from ..filtering import delay_embedding, transitions
 from ..rules import AbstractConditional
-from ._maps import BLOCK, Regression, fit_discriminant_map, in_blocks, predicted, regression
+from ._maps import (
+    BLOCK,
+    Regression,
+    fit_discriminant_map,
+    in_blocks,
+    leading,
+    predicted,
+    regression,
+)
 
 #: Folds, steps of a stretch, steps of all stretches together, and pairs that are learned from while
 #: choosing: 2 000 pairs then take minutes on two cores.
@@ -29,6 +37,7 @@ class Fold(eqx.Module):
     - `truth`, `queries`: states and coordinates of the observations of w stretches of l steps.
     - `redrawn`: the same observations with noise of another time at a similar state.
     - `wrong`: for each stretch a far state whose observation is most like its first.
+    - `mapped`: whether coordinates are those of a `DiscriminantMap`.
     """
 
     states: Points
@@ -40,6 +49,11 @@ class Fold(eqx.Module):
     wrong: Points
     history: Any
     query_history: Any
+    mapped: bool = eqx.field(static=True)
+
+    def seen(self, coordinates: Any) -> Any:
+        """What kernels see of coordinates."""
+        return leading(coordinates) if self.mapped else coordinates
 
 
 Sequence = tuple[Points, Points]
@@ -133,14 +147,20 @@ def _fold(
         codes, queries = jax.vmap(mapped)(observations), jax.vmap(jax.vmap(mapped))(queries)
         redrawn = _with_other_noise(regression(chosen, states, codes), truth, queries)
     history = query_history = None
+    first, looked = queries[:, 0], codes
+    if chosen is not None:
+        seen, first, looked = [leading(one) for one in seen], leading(first), leading(looked)
     if isinstance(queries, jax.Array):
         history = transitions(sequences, delay_embedding(seen, WINDOW))[1][rows]
-        query_history = jnp.stack(delay_embedding(list(queries), WINDOW))
+        own = queries if chosen is None else leading(queries)
+        query_history = jnp.stack(delay_embedding(list(own), WINDOW))
     apart = distances(truth[:, 0], states)
-    unlike = distances(queries[:, 0], codes)
+    unlike = distances(first, looked)
     far = apart >= np.median(apart, axis=1, keepdims=True)
     wrong = states[np.argmin(np.where(far, unlike, np.inf), axis=1)]
-    return Fold(states, codes, successors, truth, queries, redrawn, wrong, history, query_history)
+    runs = truth, queries, redrawn, wrong
+    mapped = chosen is not None
+    return Fold(states, codes, successors, *runs, history, query_history, mapped)
 
 
 def _with_other_noise(model: AbstractConditional, truth: Points, seen: Array) -> Array:

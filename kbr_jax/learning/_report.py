@@ -114,7 +114,7 @@ def regressions(
     """
     found = {}
     for name, train, query in (
-        (MEMORYLESS, folds.codes, folds.queries),
+        (MEMORYLESS, folds.seen(folds.codes), folds.seen(folds.queries)),
         (f"ridge regression, last {WINDOW}", folds.history, folds.query_history),
     ):
         if not (isinstance(train, jax.Array) and jnp.issubdtype(train.dtype, jnp.floating)):

@@ -1,0 +1,217 @@
+"""One candidate for a filter: how it is fitted, and how it is judged on held-out stretches."""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._checks import size, take
+from .._numerics import safe_sqrt
+from .._typing import Array, Float, Point, Points
+from ..embedding import Embedding, embed, mean
+from ..filtering import AbstractFilter, RivalFilter, fit_cusum_restart, fit_filter, run_filter
+from ..kernels import AbstractKernel, Gaussian, Warped
+from ..rules import Clipping
+from ..tuning import leave_out_loss
+from ..tuning._losses import Estimate
+from ._folds import Fold, spread
+from ._maps import Regression, leading
+
+#: Landmarks of the states, and prior weights that Bayes' rule uses.
+RANK, ACTIVE = 150, 100
+#: Pairs that a map, and a test of the belief, are fitted to.
+MAPPED = 2000
+#: Evidence at which a rival replaces a belief; slack and threshold of a test of the belief.
+RIVALS, CUSUMS = (0.5, 1.0, 2.0), ((3.0, 8.0), (6.0, 12.0))
+#: Regularizer of the alternatives to a belief, and the pairs that a test of it needs.
+ALTERNATIVE, LEAST = 1e-3, 200
+#: How much worse held-out runs may be with either: they may miss what a test sequence meets.
+MARGIN = 1.01
+
+#: States, observations and successors; and functions of an observation.
+Triple = tuple[Points, Points, Points]
+Views = tuple[Callable[[Array], Array], Callable[[Array], Array]]
+
+
+class Setting(eqx.Module):
+    """What all candidates share: units, what is fixed, and how beliefs are decoded.
+
+    - `lost`: mean error of an estimate without memory, by regression on one observation.
+    - `regression`: from states to observations, where these are mapped.
+    - `rival`, `cusum`: how a wrong belief is left, by the threshold of a `RivalFilter` or by slack
+      and threshold of a `CusumRestartFilter`.
+    """
+
+    scale: Array
+    distance: Array
+    kernel_states: AbstractKernel | None
+    kernel_observations: AbstractKernel | None
+    decode: Callable[[Embedding], Point] | None = eqx.field(static=True)
+    estimator: str = eqx.field(static=True)
+    lost: Array
+    regression: Regression | None = None
+    rival: Array | None = None
+    cusum: Array | None = None
+
+    def kernel(self, values: dict) -> AbstractKernel:
+        """The kernel of the states."""
+        return self.kernel_states or Gaussian(values["bandwidth_states"] * self.scale)
+
+    def fit(self, values: dict, triple: Triple, views: Views | None) -> AbstractFilter:
+        """The filter of one candidate.
+
+        `views` are what the kernel and what a test of the belief see of an observation, None where
+        observations are not mapped.
+        """
+        states, observations, successors = triple
+        kernel = self.kernel_observations
+        if kernel is None:
+            kernel = Gaussian(values["bandwidth_observations"] * self.distance)
+            kernel = kernel if views is None else Warped(kernel, views[0])
+        base = fit_filter(
+            self.kernel(values),
+            kernel,
+            states,
+            observations,
+            successors=successors,
+            regularizer=values["regularizer"],
+            posterior_regularizer=values["posterior_regularizer"],
+            landmarks_states=min(RANK, size(states)),
+            estimator=self.estimator,  # pyright: ignore[reportArgumentType]
+            clipping=Clipping(truncation=values["truncation"]),
+            max_active=min(ACTIVE, size(states)),
+        )
+        if self.cusum is not None and views is not None and self.regression is not None:
+            kernel_states, ridge = self.regression
+            return fit_cusum_restart(
+                base,
+                take((states, observations), spread(size(states), MAPPED)),
+                views[1],
+                self.decode or mean,
+                kernel=kernel_states,
+                regularizer=ridge,
+                observation_regularizer=ALTERNATIVE,
+                slack=self.cusum[0],
+                threshold=self.cusum[1],
+            )
+        if self.rival is None:
+            return base
+        emission: Any = base.emission
+        residual = leave_out_loss(emission, kernel=emission.kernel_y)
+        return RivalFilter(base, residual=residual, threshold=self.rival)
+
+
+def distances(estimates: Points, truth: Points) -> Float[Array, "w l"]:
+    """Euclidean distances of points `[w, l, *shape]`."""
+    squares = ((estimates - truth) ** 2).reshape(*truth.shape[:2], -1)
+    return safe_sqrt(jnp.sum(squares, axis=-1))
+
+
+def gap(length: int) -> Array:
+    """A gap of a tenth of a stretch, in its middle."""
+    return jnp.abs(jnp.arange(length) - length // 2) > length // 20
+
+
+def _as_it_is(code: Array) -> Array:
+    return code
+
+
+def _of_fold(setting: Setting, values: dict, fold: Fold) -> AbstractFilter:
+    """A candidate, from what one split learns from."""
+    views = (leading, _as_it_is) if fold.mapped else None
+    return setting.fit(values, (fold.states, fold.codes, fold.successors), views)
+
+
+def _runner(setting: Setting, values: dict, fold: Fold) -> Callable:
+    """Errors `[w, l]` of runs of a candidate, from priors or from states `[w, ...]`."""
+    filt, kernel = _of_fold(setting, values, fold), setting.kernel(values)
+
+    def run(queries, state=None, mask=None):
+        prior = None if state is None else embed(kernel, state[None])
+        kept = Estimate(filt, setting.decode)
+        return run_filter(filt, queries, prior=prior, observed=mask, output_fn=kept)
+
+    return lambda *inputs: distances(jax.vmap(run)(*inputs), fold.truth)
+
+
+def _runs(setting: Setting, values: dict, fold: Fold) -> tuple[Array, Array, Array]:
+    """Errors `[w, l]` of runs from the marginal with a gap, the true state, and a wrong belief.
+
+    The last has other noise.
+    """
+    run = _runner(setting, values, fold)
+    masks = jnp.broadcast_to(gap(fold.truth.shape[1]), fold.truth.shape[:2])
+    begun = run(fold.queries, fold.truth[:, 0])
+    return run(fold.queries, None, masks), begun, run(fold.redrawn, fold.wrong)
+
+
+def error_of(setting: Setting, fold: Fold, values: dict) -> Float[Array, ""]:
+    """Mean error over the runs. A wrong belief has a quarter of a stretch to come back.
+
+    A stretch costs no more than an estimate without memory. Where states look alike nothing in a
+    stretch may tell them apart, and a filter that forgets what it knew would else win.
+    """
+    right, begun, wrong = _runs(setting, values, fold)
+    wrong = wrong[:, wrong.shape[1] // 4 :]
+    stretches = jnp.stack([jnp.mean(errors, axis=1) for errors in (right, begun, wrong)])
+    return jnp.mean(jnp.minimum(stretches, setting.lost.astype(stretches.dtype)))
+
+
+_compiled_error = eqx.filter_jit(error_of)
+
+
+def score(setting: Setting, folds: Fold, values: dict, limit: float = np.inf) -> float:
+    """Mean error over all folds.
+
+    Where it cannot be below `limit`, a number above it, without the other folds.
+    """
+    total, count = 0.0, folds.truth.shape[0]
+    for index in range(count):
+        fold = jax.tree.map(lambda leaf, i=index: leaf[i], folds)
+        total += float(_compiled_error(setting, fold, values))
+        if total > limit * count:
+            break
+    return total / count
+
+
+@eqx.filter_jit
+def held_out(setting: Setting, folds: Fold, values: dict) -> Any:
+    """Errors of all runs, and beliefs from the marginal."""
+
+    def one(fold):
+        filt = _of_fold(setting, values, fold)
+        weights = jax.vmap(lambda o: run_filter(filt, o).weights)(fold.queries)
+        return *_runs(setting, values, fold), weights.reshape(-1, weights.shape[-1])
+
+    return jax.lax.map(one, folds)
+
+
+def recovering(setting: Setting, folds: Fold, values: dict, alone: float) -> Setting:
+    """The best way to leave a wrong belief, unless all of them make the held-out runs worse.
+
+    None may lose beliefs that started right: where states look alike, a rival from the marginal of
+    the states is as likely as a belief that has seen more.
+    """
+
+    def option(**options):
+        found = {name: jnp.asarray(value) for name, value in options.items()}
+        return eqx.tree_at(
+            lambda s: (s.rival, s.cusum),
+            setting,
+            (found.get("rival"), found.get("cusum")),
+            is_leaf=lambda leaf: leaf is None,
+        )
+
+    options = [option(rival=threshold) for threshold in RIVALS]
+    if folds.mapped and folds.states.shape[1] >= LEAST:
+        options += [option(cusum=pair) for pair in CUSUMS]
+    best, limit = setting, MARGIN * alone
+    most = MARGIN * float(jnp.mean(held_out(setting, folds, values)[1]))
+    for other in options:
+        found = score(other, folds, values, limit)
+        if found <= limit and jnp.mean(held_out(other, folds, values)[1]) <= most:
+            best, limit = other, found
+    return best
