@@ -247,7 +247,9 @@ def test_a_lost_stretch_costs_what_one_without_memory_does():
     lost = np.median([right, begun, wrong])
     for limit in (np.inf, lost):
         expected = np.minimum([right, begun, wrong], limit).mean()
-        close(_candidates.error_of(setting(limit), fold, values), expected, 1e-8)
+        error, under_way = _candidates.judge(setting(limit), fold, values)
+        close(error, expected, 1e-8)
+        close(under_way, begun.mean(), 1e-8)
 
 
 def test_credible_level_by_hand():

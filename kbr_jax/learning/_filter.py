@@ -25,7 +25,7 @@ from ..rules import Clipping
 from ..rules._model import check_estimator
 from ..tuning import tune
 from ..tuning._progress import Progress, progress_bar
-from ._candidates import MAPPED, Setting, distances, error_of, gap, held_out, recovering, score
+from ._candidates import MAPPED, Setting, distances, gap, held_out, judge, judged, recovering
 from ._folds import Fold, make_folds, spread
 from ._maps import CHOOSING, DiscriminantMap, choose_regression, fit_discriminant_map, leading
 from ._report import MEMORYLESS, Report, calibrated, compared, regressions
@@ -62,7 +62,7 @@ def _best(
         return {**values, **fixed}
 
     def evaluate(setting, values, limit):
-        return score(setting, folds, complete(values), limit)
+        return judged(setting, folds, complete(values), limit)[0]
 
     setting, values = search(evaluate, settings, ranges, TRIALS, REFINEMENTS, bar)
     return setting, complete(values)
@@ -170,9 +170,9 @@ def learn_filter(
     step = max(float(jnp.median(moves)) / 3, 1e-3)
     with progress_bar(TRIALS * len(settings) + REFINEMENTS + STEPS, progress) as bar:
         setting, values = _best(settings, folds, step, fixed, bar)
-        values, alone = _tuned(setting, folds, values, fixed)
+        values = _tuned(setting, folds, values, fixed)
         bar.update(STEPS)
-        setting = recovering(setting, folds, values, alone)
+        setting = recovering(setting, folds, values)
     views = None
     if chosen is not None:
         mapped = fit_discriminant_map(chosen, *take(triple[:2], spread(total, MAPPED)))
@@ -181,15 +181,11 @@ def learn_filter(
     return setting.fit(values, triple, views), report
 
 
-def _tuned(setting: Setting, folds: Fold, values: dict, fixed: dict) -> tuple[dict, float]:
-    """Gradient descent on the held-out error, with a bandwidth for each coordinate.
-
-    The values, and their score.
-    """
-    start = score(setting, folds, values)
+def _tuned(setting: Setting, folds: Fold, values: dict, fixed: dict) -> dict:
+    """Gradient descent on the held-out error, with a bandwidth for each coordinate."""
     free = {name: v for name, v in values.items() if name not in (*fixed, "truncation")}
     if not free:
-        return values, start
+        return values
     if "bandwidth_observations" in free:
         shape = folds.seen(folds.codes).shape[2:]
         free["bandwidth_observations"] = jnp.full(shape, free["bandwidth_observations"])
@@ -202,15 +198,15 @@ def _tuned(setting: Setting, folds: Fold, values: dict, fixed: dict) -> tuple[di
     try:
         found = tune(loss, free, OPTIMIZER, num_steps=STEPS, positive=lambda p: p, progress=False)
     except ValueError:  # in float32 a gradient may overflow
-        return values, start
+        return values
     tuned = {**values, **resolvable(found.parameters)}
-    found_score = score(setting, folds, tuned, start)
-    return (tuned, found_score) if found_score < start else (values, start)
+    start = judged(setting, folds, values)[0]
+    return tuned if judged(setting, folds, tuned, start)[0] < start else values
 
 
 def _loss(setting: Setting, folds: Fold, values: dict, free: dict) -> Float[Array, ""]:
     """The score in one program, for gradients."""
-    one = jax.checkpoint(lambda fold: error_of(setting, fold, {**values, **free}))
+    one = jax.checkpoint(lambda fold: judge(setting, fold, {**values, **free})[0])
     return jnp.mean(jax.lax.map(one, folds))
 
 
