@@ -26,10 +26,10 @@ RANK, ACTIVE = 150, 100
 MAPPED = 2000
 #: Evidence at which a rival replaces a belief; slack and threshold of a test of the belief.
 RIVALS, CUSUMS = (0.5, 1.0, 2.0), ((3.0, 8.0), (4.0, 10.0))
-#: Regularizers of the alternatives to a belief and of the regression in its test, and the pairs that
-#: the test needs. The regression must know where it extrapolates: in the look-alike room, held-out
-#: runs from the true state had the error .035 without a test, and with ridges of 1e-4, 1e-6 and 1e-7
-#: .220, .070 and .043.
+#: Regularizers of the alternatives to a belief and of the regression in its test, and the pairs
+#: that the test needs. The regression must know where it extrapolates: in the look-alike room,
+#: held-out runs from the true state had the error .035 without a test, and .220, .070 and .043 with
+#: one whose ridge was 1e-4, 1e-6 and 1e-7.
 ALTERNATIVE, RIDGE, LEAST = 1e-3, 1e-7, 200
 #: How much worse held-out runs may be with either, as a share of their error, and of the error
 #: without memory for runs from the true state: they may miss what a test sequence meets.
