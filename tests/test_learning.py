@@ -252,6 +252,45 @@ def test_a_lost_stretch_costs_what_one_without_memory_does():
         close(under_way, begun.mean(), 1e-8)
 
 
+def test_a_belief_is_tested_by_all_coordinates():
+    """The kernel sees the first coordinates only, in which states half a turn apart are alike."""
+    rng = np.random.default_rng(5)
+    angle = np.cumsum(0.2 + 0.05 * rng.normal(size=300))
+    states = jnp.asarray(np.stack([np.cos(angle), np.sin(angle)], axis=1))
+    seen = np.zeros((300, _maps.LEADING + 1))
+    seen[:, :2] = np.stack([np.cos(2 * angle), np.sin(2 * angle)], axis=1)
+    seen[:, -1] = 0.3 * np.cos(angle)
+    seen = jnp.asarray(seen + 0.02 * rng.normal(size=seen.shape))
+    values = {
+        "bandwidth_states": jnp.asarray(0.4),
+        "bandwidth_observations": jnp.asarray(0.3),
+        "regularizer": jnp.asarray(1e-3),
+        "posterior_regularizer": jnp.asarray(1e-4),
+        "truncation": jnp.asarray(0.1),
+    }
+    scales = kbr.kernels.coordinate_scale(states), kbr.median_heuristic(seen)
+    regression = (kbr.Gaussian(0.4), 1e-3)
+    setting = _candidates.Setting(
+        *scales,
+        None,
+        None,
+        None,
+        "pairs",
+        jnp.asarray(1.0),
+        regression,
+        cusum=jnp.array([3.0, 8.0]),
+    )
+    views = (_maps.leading, lambda point: point)
+    filt = setting.fit(values, kbr.filtering.transitions(states, seen), views)
+    assert isinstance(filt, kbr.filtering.CusumRestartFilter)
+    for start, restarts in ((states[200], 0), (-states[200], 1)):
+        prior = kbr.embed(setting.kernel(values), start[None])
+        run = kbr.run_filter(filt, seen[200:260], prior=prior)
+        assert int(jnp.sum(run.restarted)) == restarts
+        errors = jnp.linalg.norm(kbr.state_mean(filt, run) - states[200:260], axis=1)
+        assert float(jnp.max(errors[-20:])) < 0.3
+
+
 def test_credible_level_by_hand():
     points = jnp.asarray([[0.0], [0.1], [3.0]])
     belief = kbr.embed(kbr.Gaussian(0.5), points, jnp.asarray([0.5, 0.3, 0.2]))

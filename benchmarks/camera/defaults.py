@@ -1,10 +1,10 @@
 """`learn_filter` in the look-alike room, with nothing set by hand.
 
-    python -m benchmarks.camera.defaults [seeds]
+    python -m benchmarks.camera.defaults [seeds [variance ...]]
 
 Trained on the first or the second half of `camera_lookalike`, forward or reversed in time, and
 tested on the other half from the marginal of the training states, at each variance of the pixels
-and each seed of the noise. Beliefs are decoded by `decode_rotation`. Half a turn is an error of
+and each seed of the noise; cells that are not run keep their last results. Beliefs are decoded by `decode_rotation`. Half a turn is an error of
 2.83; a frame counts as half a turn wrong above 1.5, after the first 40 frames.
 """
 
@@ -57,6 +57,7 @@ def repetition(half: str, time: str, variance: float, seed: int) -> dict[str, fl
         "half a turn wrong": int(np.sum(errors[FIRST:] > WRONG)),
         "estimator": str(report.chosen["estimator"]),
         "rival": str(report.chosen["rival"]),
+        "CUSUM": str(report.chosen["CUSUM"]),
     }
 
 
@@ -64,8 +65,9 @@ def main() -> None:
     jax.config.update("jax_enable_x64", True)
     warnings.simplefilter("ignore")
     count = int(sys.argv[1]) if len(sys.argv) > 1 else SEEDS
+    variances = [float(v) for v in sys.argv[2:]] or VARIANCES
     results = experiment.previous("camera_defaults")
-    for variance in VARIANCES:
+    for variance in variances:
         for half, time in SIDES:
             rows = experiment.repeat(
                 f"camera defaults {half} {time} {variance}",
