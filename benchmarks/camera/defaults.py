@@ -4,8 +4,9 @@
 
 Trained on the first or the second half of `camera_lookalike`, forward or reversed in time, and
 tested on the other half from the marginal of the training states, at each variance of the pixels
-and each seed of the noise; cells that are not run keep their last results. Beliefs are decoded by `decode_rotation`. Half a turn is an error of
-2.83; a frame counts as half a turn wrong above 1.5, after the first 40 frames.
+and each seed of the noise; cells that are not run keep their last results. Beliefs are decoded by
+`decode_rotation`. Half a turn is an error of 2.83; a frame counts as half a turn wrong above 1.5,
+after the first 40 frames.
 """
 
 import itertools
