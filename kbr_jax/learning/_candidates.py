@@ -12,7 +12,14 @@ from .._checks import size, take
 from .._numerics import safe_sqrt
 from .._typing import Array, Float, Point, Points
 from ..embedding import Embedding, embed, mean
-from ..filtering import AbstractFilter, RivalFilter, fit_cusum_restart, fit_filter, run_filter
+from ..filtering import (
+    AbstractFilter,
+    RivalFilter,
+    fit_cusum_restart,
+    fit_filter,
+    init_filter,
+    run_filter,
+)
 from ..kernels import AbstractKernel, Gaussian, Warped
 from ..rules import Clipping
 from ..tuning import leave_out_loss
@@ -129,27 +136,32 @@ def _of_fold(setting: Setting, values: dict, fold: Fold) -> AbstractFilter:
     return setting.fit(values, (fold.states, fold.codes, fold.successors), views)
 
 
-def _runner(setting: Setting, values: dict, fold: Fold) -> Callable:
-    """Errors `[w, l]` of runs of a candidate, from priors or from states `[w, ...]`."""
-    filt, kernel = _of_fold(setting, values, fold), setting.kernel(values)
+def _runs(setting: Setting, values: dict, fold: Fold) -> Float[Array, "3 w l"]:
+    """Errors of runs from the marginal with a gap, from the true state, and from a wrong belief.
 
-    def run(queries, state=None, mask=None):
-        prior = None if state is None else embed(kernel, state[None])
-        kept = Estimate(filt, setting.decode)
-        return run_filter(filt, queries, prior=prior, observed=mask, output_fn=kept)
-
-    return lambda *inputs: distances(jax.vmap(run)(*inputs), fold.truth)
-
-
-def _runs(setting: Setting, values: dict, fold: Fold) -> tuple[Array, Array, Array]:
-    """Errors `[w, l]` of runs from the marginal with a gap, the true state, and a wrong belief.
-
-    The last has other noise.
+    The last has other noise. All are one batch.
     """
-    run = _runner(setting, values, fold)
-    masks = jnp.broadcast_to(gap(fold.truth.shape[1]), fold.truth.shape[:2])
-    begun = run(fold.queries, fold.truth[:, 0])
-    return run(fold.queries, None, masks), begun, run(fold.redrawn, fold.wrong)
+    filt, kernel = _of_fold(setting, values, fold), setting.kernel(values)
+    count, length = fold.truth.shape[:2]
+    marginal = jax.tree.map(
+        lambda leaf: jnp.broadcast_to(leaf, (count, *leaf.shape)), init_filter(filt)
+    )
+    points = jnp.concatenate([fold.truth[:, 0], fold.wrong])
+    certain = jax.vmap(lambda s: init_filter(filt, embed(kernel, s[None])))(points)
+    observed = jnp.broadcast_to(gap(length), (count, length))
+
+    def run(observations, state, observed):
+        kept = Estimate(filt, setting.decode)
+        return run_filter(filt, observations, state=state, observed=observed, output_fn=kept)
+
+    def joined(*trees):
+        return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *trees)
+
+    masks = joined(observed, jnp.ones((2 * count, length), bool))
+    seen = joined(fold.queries, fold.queries, fold.redrawn)
+    estimates = jax.vmap(run)(seen, joined(marginal, certain), masks)
+    truth = jnp.concatenate([fold.truth] * 3)
+    return distances(estimates, truth).reshape(3, count, length)
 
 
 @eqx.filter_jit
@@ -191,7 +203,7 @@ def held_out(setting: Setting, folds: Fold, values: dict) -> Any:
     def one(fold):
         filt = _of_fold(setting, values, fold)
         weights = jax.vmap(lambda o: run_filter(filt, o).weights)(fold.queries)
-        return *_runs(setting, values, fold), weights.reshape(-1, weights.shape[-1])
+        return _runs(setting, values, fold), weights.reshape(-1, weights.shape[-1])
 
     return jax.lax.map(one, folds)
 

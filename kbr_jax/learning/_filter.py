@@ -211,7 +211,8 @@ def _loss(setting: Setting, folds: Fold, values: dict, free: dict) -> Float[Arra
 
 
 def _report(setting: Setting, folds: Fold, values: dict) -> Report:
-    right, _, wrong, weights = held_out(setting, folds, values)
+    runs, weights = held_out(setting, folds, values)
+    right, wrong = runs[:, 0], runs[:, 2]
     seen = np.asarray(gap(right.shape[-1]))
 
     def of_stretches(errors):
