@@ -14,7 +14,7 @@ import pytest
 import kbr_jax as kbr
 from benchmarks import report
 from kbr_jax import plotting
-from kbr_jax.learning import _conditional, _filter, _posterior
+from kbr_jax.learning import _candidates, _conditional, _filter, _posterior
 
 ROOT = pathlib.Path(__file__).parents[1]
 sys.path += [str(ROOT / "docs" / "figures"), str(ROOT / "docs" / "tutorials")]
@@ -67,8 +67,8 @@ def quick(monkeypatch):
     for module in (_conditional, _filter, _posterior):
         for name, value in (("TRIALS", 4), ("REFINEMENTS", 2), ("STEPS", 2)):
             monkeypatch.setattr(module, name, value)
-    for name, value in (("THRESHOLDS", (1.0,)), ("RANK", 40), ("ACTIVE", 40)):
-        monkeypatch.setattr(_filter, name, value)
+    for name, value in (("RIVALS", (1.0,)), ("CUSUMS", ()), ("RANK", 40), ("ACTIVE", 40)):
+        monkeypatch.setattr(_candidates, name, value)
 
 
 @pytest.mark.parametrize("page", [name for name in pages.PAGES if name != "quick-start.md"])

@@ -137,9 +137,10 @@ def _of_fold(setting: Setting, values: dict, fold: Fold) -> AbstractFilter:
 
 
 def _runs(setting: Setting, values: dict, fold: Fold) -> Float[Array, "3 w l"]:
-    """Errors of runs from the marginal with a gap, from the true state, and from a wrong belief.
+    """Errors of three runs, in one batch.
 
-    The last has other noise. All are one batch.
+    They start from the marginal, with a gap; from the true state; and from a wrong belief, with
+    other noise.
     """
     filt, kernel = _of_fold(setting, values, fold), setting.kernel(values)
     count, length = fold.truth.shape[:2]
@@ -209,7 +210,7 @@ def held_out(setting: Setting, folds: Fold, values: dict) -> Any:
 
 
 def recovering(setting: Setting, folds: Fold, values: dict) -> Setting:
-    """The best way to leave a wrong belief, unless all of them make the held-out runs worse.
+    """Choose how a wrong belief is left, unless all ways make the held-out runs worse.
 
     None may lose beliefs that started right: where states look alike, a rival from the marginal of
     the states is as likely as a belief that has seen more.
