@@ -166,8 +166,8 @@ def _runs(setting: Setting, values: dict, fold: Fold) -> Float[Array, "3 w l"]:
 
 
 @eqx.filter_jit
-def judge(setting: Setting, fold: Fold, values: dict) -> tuple[Array, Array]:
-    """Mean error over the runs, and over those from the true state.
+def judge(setting: Setting, fold: Fold, values: dict) -> Float[Array, "3"]:
+    """Mean error over all runs, over those from the true state, and over those from a wrong belief.
 
     A wrong belief has a quarter of a stretch to come back. A stretch costs no more than an estimate
     without memory: where states look alike nothing in a stretch may tell them apart, and a filter
@@ -177,24 +177,21 @@ def judge(setting: Setting, fold: Fold, values: dict) -> tuple[Array, Array]:
     wrong = wrong[:, wrong.shape[1] // 4 :]
     stretches = jnp.stack([jnp.mean(errors, axis=1) for errors in (right, begun, wrong)])
     error = jnp.mean(jnp.minimum(stretches, setting.lost.astype(stretches.dtype)))
-    return error, jnp.mean(begun)
+    return jnp.stack([error, jnp.mean(begun), jnp.mean(wrong)])
 
 
-def judged(
-    setting: Setting, folds: Fold, values: dict, limit: float = np.inf
-) -> tuple[float, float]:
-    """Both errors over all folds.
+def judged(setting: Setting, folds: Fold, values: dict, limit: float = np.inf) -> np.ndarray:
+    """The three errors `[3]` over all folds.
 
     Where the first cannot be below `limit`, a number above it, without the other folds.
     """
-    total, count = np.zeros(2), folds.truth.shape[0]
+    total, count = np.zeros(3), folds.truth.shape[0]
     for index in range(count):
         fold = jax.tree.map(lambda leaf, i=index: leaf[i], folds)
         total += np.asarray(judge(setting, fold, values), float)
         if total[0] > limit * count:
             break
-    error, begun = total / count
-    return error, begun
+    return total / count
 
 
 @eqx.filter_jit
@@ -225,15 +222,16 @@ def recovering(setting: Setting, folds: Fold, values: dict) -> Setting:
             is_leaf=lambda leaf: leaf is None,
         )
 
-    options = [option(rival=threshold) for threshold in RIVALS]
-    if folds.mapped and folds.states.shape[1] >= LEAST:
-        options += [option(cusum=pair) for pair in CUSUMS]
-    error, begun = judged(setting, folds, values)
+    error, begun, wrong = judged(setting, folds, values)
     lost = float(setting.lost)
     best, limit = setting, (1 + MARGIN) * error
     most = begun + MARGIN * (lost if np.isfinite(lost) else begun)
+    options = [option(rival=threshold) for threshold in RIVALS]
+    # A belief that comes back by itself needs no test.
+    if wrong > lost and folds.mapped and folds.states.shape[1] >= LEAST:
+        options += [option(cusum=pair) for pair in CUSUMS]
     for other in options:
-        error, begun = judged(other, folds, values, limit)
+        error, begun, _ = judged(other, folds, values, limit)
         if error <= limit and begun <= most:
             best, limit = other, error
     return best
