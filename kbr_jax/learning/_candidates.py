@@ -167,7 +167,7 @@ def _runs(setting: Setting, values: dict, fold: Fold) -> Float[Array, "3 w l"]:
 
 @eqx.filter_jit
 def judge(setting: Setting, fold: Fold, values: dict) -> Float[Array, "3"]:
-    """Mean errors over all runs, those from the true state, and those from a wrong belief.
+    """Mean errors: of all runs, of those from the true state, of those from a wrong belief.
 
     A wrong belief has a quarter of a stretch to come back. A stretch costs no more than an estimate
     without memory: where states look alike nothing in a stretch may tell them apart, and a filter
