@@ -9,7 +9,7 @@ from helpers import closeness
 import kbr_jax as kbr
 from kbr_jax.filtering import RivalFilter
 from kbr_jax.kernels import Warped
-from kbr_jax.learning import DiscriminantMap, Report, _candidates, _folds, _maps
+from kbr_jax.learning import DiscriminantMap, Report, _candidates, _filter, _folds, _maps
 
 RNG = np.random.default_rng(0)
 
@@ -228,20 +228,14 @@ def test_a_lost_stretch_costs_what_one_without_memory_does():
     states, seen = walk(150, 4)
     folds = _folds.make_folds(states, seen[:, :2], None)
     fold = jax.tree.map(lambda leaf: leaf[0], folds)
-    values = {
-        "bandwidth_states": jnp.asarray(0.3),
-        "bandwidth_observations": jnp.asarray(0.5),
-        "regularizer": jnp.asarray(1e-3),
-        "posterior_regularizer": jnp.asarray(1e-4),
-        "truncation": jnp.asarray(0.02),
-    }
+    values = dict(zip(_filter.RANGES, jnp.array([0.3, 0.5, 1e-3, 1e-4, 0.02]), strict=True))
     scales = kbr.kernels.coordinate_scale(states), kbr.median_heuristic(fold.codes)
 
     def setting(lost):
         return _candidates.Setting(*scales, None, None, None, "pairs", lost=jnp.asarray(lost))
 
     runs = [np.asarray(errors) for errors in _candidates._runs(setting(np.inf), values, fold)]
-    right, begun, wrong = (errors.mean(1) for errors in runs)
+    right, begun = (errors.mean(1) for errors in runs[:2])
     wrong = runs[2][:, runs[2].shape[1] // 4 :].mean(1)
     assert begun.mean() < right.mean() and begun.mean() < wrong.mean()
     lost = np.median([right, begun, wrong])
@@ -260,13 +254,7 @@ def test_a_belief_is_tested_by_all_coordinates():
     seen[:, :2] = np.stack([np.cos(2 * angle), np.sin(2 * angle)], axis=1)
     seen[:, -1] = 0.3 * np.cos(angle)
     seen = jnp.asarray(seen + 0.02 * rng.normal(size=seen.shape))
-    values = {
-        "bandwidth_states": jnp.asarray(0.4),
-        "bandwidth_observations": jnp.asarray(0.3),
-        "regularizer": jnp.asarray(1e-3),
-        "posterior_regularizer": jnp.asarray(1e-4),
-        "truncation": jnp.asarray(0.1),
-    }
+    values = dict(zip(_filter.RANGES, jnp.array([0.4, 0.3, 1e-3, 1e-4, 0.1]), strict=True))
     scales = kbr.kernels.coordinate_scale(states), kbr.median_heuristic(seen)
     regression = (kbr.Gaussian(0.4), 1e-3)
     setting = _candidates.Setting(

@@ -82,6 +82,17 @@ def _checked(states: Any, observations: Any) -> tuple[Points, Points, Points]:
     return triple
 
 
+def _checked_values(fixed: dict[str, Any]) -> dict[str, Array]:
+    """Parameters that the search leaves as they are."""
+    unknown = set(fixed) - set(RANGES)
+    if unknown:
+        raise ValueError(f"`{min(unknown)}` is not a parameter; fix any of {', '.join(RANGES)}.")
+    return {
+        name: as_fraction(value, name) if name == "truncation" else as_positive(value, name)
+        for name, value in fixed.items()
+    }
+
+
 def learn_filter(
     states: Any,
     observations: Any,
@@ -136,9 +147,7 @@ def learn_filter(
     if estimator is not None:
         check_estimator(estimator, Clipping(), *estimators)
         estimators = (estimator,)
-    unknown = set(fixed) - set(RANGES)
-    if unknown:
-        raise ValueError(f"`{min(unknown)}` is not a parameter; fix any of {', '.join(RANGES)}.")
+    fixed = _checked_values(fixed)
     triple = _checked(states, observations)
     total = size(triple[0])
     scale, chosen = coordinate_scale(triple[0]), None
@@ -159,10 +168,6 @@ def learn_filter(
     settings = [
         Setting(scale, distance, own, other, decode, name, lost, chosen) for name in estimators
     ]
-    fixed = {
-        name: as_fraction(value, name) if name == "truncation" else as_positive(value, name)
-        for name, value in fixed.items()
-    }
     if own is not None:
         fixed["bandwidth_states"] = jnp.ones(())
     if other is not None:

@@ -147,15 +147,16 @@ def _fold(
         codes, queries = jax.vmap(mapped)(observations), jax.vmap(jax.vmap(mapped))(queries)
         redrawn = _with_other_noise(regression(chosen, states, codes), truth, queries)
     history = query_history = None
-    first, looked = queries[:, 0], codes
-    if chosen is not None:
-        seen, first, looked = [leading(one) for one in seen], leading(first), leading(looked)
+    if chosen is None:
+        look = lambda codes: codes  # noqa: E731
+    else:
+        look = leading
     if isinstance(queries, jax.Array):
-        history = transitions(sequences, delay_embedding(seen, WINDOW))[1][rows]
-        own = queries if chosen is None else leading(queries)
-        query_history = jnp.stack(delay_embedding(list(own), WINDOW))
+        windows = delay_embedding([look(one) for one in seen], WINDOW)
+        history = transitions(sequences, windows)[1][rows]
+        query_history = jnp.stack(delay_embedding(list(look(queries)), WINDOW))
     apart = distances(truth[:, 0], states)
-    unlike = distances(first, looked)
+    unlike = distances(look(queries[:, 0]), look(codes))
     far = apart >= np.median(apart, axis=1, keepdims=True)
     wrong = states[np.argmin(np.where(far, unlike, np.inf), axis=1)]
     runs = truth, queries, redrawn, wrong

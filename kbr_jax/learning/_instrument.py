@@ -76,14 +76,15 @@ def learn_instrument(
     r"""Fit the effect of x on y with an instrument; choose a bandwidth for each coordinate.
 
     The loss is the leave-one-out error of the second stage of `causal.fit_instrument`: how well the
-    instrument and the covariates predict y through the structural function. It is no error of the
-    structural function itself, which cannot be observed. It is searched coarsely, and then near its
-    minimum. Of all candidates within one standard error of the least loss, the one with the widest
-    kernels is taken: where y is noisy, narrow ones fit the noise. The search pays where the noise
-    of y is small and covariates act sharply: on the demand design it divides the squared error of
-    the defaults by more than 10. Where a confounder makes most of y its choice is not reliable: of
-    three such samples of 800 units two had five times the root mean squared error of a polynomial
-    of degree 3.
+    instrument and the covariates predict y through the structural function. It does not measure the
+    error of the structural function, which cannot be observed. It is searched coarsely, and then
+    near its minimum. Of all candidates within one standard error of the least loss, the one with
+    the widest kernels is taken: where y is noisy, narrow ones fit the noise.
+
+    The search pays where the noise of y is small and covariates act sharply: on the demand design
+    it divides the squared error of the defaults by more than 10. Where a confounder makes most of
+    y its choice is not reliable: of three such samples of 800 units two had five times the root
+    mean squared error of a polynomial of degree 3.
 
     **Arguments:** `x`, `z`, `y`, `covariates` as `causal.fit_instrument` takes them. Real ones get
     a Gaussian kernel, others their default. `progress`: a bar, where tqdm is installed.
