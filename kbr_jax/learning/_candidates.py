@@ -38,8 +38,9 @@ RIVALS, CUSUMS = (0.5, 1.0, 2.0), ((3.0, 8.0), (4.0, 10.0))
 #: held-out runs from the true state had the error .035 without a test, and .220, .070 and .043 with
 #: one whose ridge was 1e-4, 1e-6 and 1e-7.
 ALTERNATIVE, RIDGE, LEAST = 1e-3, 1e-7, 200
-#: How much worse held-out runs may be with either, as a share of their error, and of the error
-#: without memory for runs from the true state: they may miss what a test sequence meets.
+#: Share of the error by which held-out runs must gain from either, and of the error without memory
+#: that runs from the true state may lose. On five folds of a rat's spikes a rival without a gain
+#: changed the held-out error by less than .0002 of .15, and the test error from 6.17 to 6.45 cm.
 MARGIN = 0.01
 
 #: States, observations and successors; and functions of an observation.
@@ -207,7 +208,7 @@ def held_out(setting: Setting, folds: Fold, values: dict) -> Any:
 
 
 def recovering(setting: Setting, folds: Fold, values: dict) -> Setting:
-    """Choose how a wrong belief is left, unless all ways make the held-out runs worse.
+    """Choose how a wrong belief is left, if a way makes the held-out runs better.
 
     None may lose beliefs that started right: where states look alike, a rival from the marginal of
     the states is as likely as a belief that has seen more.
@@ -224,7 +225,7 @@ def recovering(setting: Setting, folds: Fold, values: dict) -> Setting:
 
     error, begun, wrong = judged(setting, folds, values)
     lost = float(setting.lost)
-    best, limit = setting, (1 + MARGIN) * error
+    best, limit = setting, (1 - MARGIN) * error
     most = begun + MARGIN * (lost if np.isfinite(lost) else begun)
     options = [option(rival=threshold) for threshold in RIVALS]
     # A belief that comes back by itself needs no test.

@@ -116,9 +116,9 @@ def learn_filter(
        at the far state whose observation is most like the first, and has the noise of another time;
        it counts after a quarter of the stretch. No stretch costs more than ridge regression on one
        observation does on average: a lost filter is as bad as one without memory, not worse.
-    3. The filter gets a rival (`RivalFilter`), or a test of its belief by all coordinates
-       (`fit_cusum_restart`), whichever has the least error. The test is tried where wrong beliefs
-       do not come back. It gets neither if these runs, or those from the true state, become worse.
+    3. Where the error becomes at least 1 % less, the filter gets a rival (`RivalFilter`), or a test
+       of its belief by all coordinates (`fit_cusum_restart`), whichever is better. The test is
+       tried where wrong beliefs do not come back. Runs from the true state may not become worse.
        `filt.base` is the filter without, at half the cost.
     4. The filter is fitted to all data.
 
