@@ -205,7 +205,7 @@ def test_half_known_models_have_less_error_than_a_learned_one():
     simulated = kbr.SimulatedTransition(simulate, key=jax.random.key(0), num_draws=30)
 
     def models(seed):
-        states, seen = (jnp.asarray(part) for part in rotation(200, seed))
+        states, seen = (jnp.asarray(part) for part in rotation(100, seed))
         s, s_next, o = states[:-1], states[1:], seen[:-1]
         emission = kbr.fit_conditional(*kernels, s, o, regularizer=3e-4)
         transition = kbr.fit_conditional(kernels[0], kernels[0], s, s_next, regularizer=3e-4)
@@ -214,7 +214,7 @@ def test_half_known_models_have_less_error_than_a_learned_one():
         return learned, (emission, gaussian), (emission, simulated), (known, transition)
 
     def error(pair, seed):
-        truth, tests = (jnp.asarray(part) for part in rotation(300, seed))
+        truth, tests = (jnp.asarray(part) for part in rotation(150, seed))
         clipping = kbr.Clipping(truncation=0.0)
         options = {"regularizer": 1e-2, "estimator": "importance", "clipping": clipping}
         filt = kbr.KernelBayesFilter(*pair, **options)
@@ -313,6 +313,21 @@ def test_a_good_run_has_no_notes():
 def test_a_bad_run_is_diagnosed(words, settings):
     run, found = diagnosed(**settings)
     assert any(words in note for note in found.notes), (str(found), run.predictive_value)
+
+
+@pytest.mark.parametrize("landmarks", [None, 60])
+@pytest.mark.parametrize("estimator", ["pairs", "importance"])
+def test_a_reading_like_none_in_training_counts_as_missing(estimator, landmarks):
+    """Its tiny likelihoods pointed somewhere, and the belief was sure of it."""
+    filt = fit(estimator=estimator, landmarks_observations=landmarks)
+    reach = 0.6 * np.sqrt(2 * 52 * np.log(2))
+    largest = float(jnp.max(OBSERVATIONS[:, 0]))
+    for far, missing in ((1.3, True), (0.5, False)):
+        seen = TESTS.at[5].set(jnp.array([largest + far * reach, OBSERVATIONS[0, 1]]))
+        run = kbr.run_filter(filt, seen)
+        without = kbr.run_filter(filt, seen, observed=jnp.arange(12) != 5)
+        assert (float(run.predictive_value[5]) == 0) == missing
+        assert np.allclose(run.weights, without.weights, atol=1e-9) == missing
 
 
 def test_diagnose_takes_runs():

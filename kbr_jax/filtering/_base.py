@@ -234,8 +234,8 @@ def run_filter(
     of these for a list of sequences, which run side by side in one program. The first call
     compiles. A lambda written in the call is a new function, and compiles each time.
 
-    An observation so far from all training observations that each k(o_i, o) underflows to 0 counts
-    as missing, with predictive value 0. NaN does not: mark it in `observed`.
+    An observation far from all training observations, with each k(o_i, o) below 2^-52 k(o, o),
+    counts as missing, with predictive value 0. NaN does not: mark it in `observed`.
 
     **Raises:** `ValueError` for observations or inputs of another kind than in training, a mask of
     another length, and a `state` together with a `prior`.

@@ -151,7 +151,7 @@ class KernelBayesFilter(AbstractFilter):
             belief, discarded = update(
                 emission, prior, code, self.regularizer, importance, self.max_active
             )
-        # Far from all training observations every k(o_i, o) underflows to 0. A belief of zeros
+        # The code of an observation far from all training observations is 0. A belief of zeros
         # would forget the past.
         made = jnp.asarray(observed)
         zero = jnp.all(belief == 0) if on_successors else emission.is_zero(belief)

@@ -98,7 +98,7 @@ def learn_instrument(
 
     >>> import jax, jax.numpy as jnp, kbr_jax as kbr
     >>> keys = jax.random.split(jax.random.key(0), 3)
-    >>> z, u, e = (jax.random.normal(key, (200,)) for key in keys)
+    >>> z, u, e = (jax.random.normal(key, (60,)) for key in keys)
     >>> x = z + u
     >>> model, chosen = kbr.learning.learn_instrument(x, z, jnp.sin(x) + u, progress=False)
     >>> sorted(chosen)

@@ -290,7 +290,10 @@ class AbstractConditional(AbstractEmission):
         features.kernel.check(observations, name)
         observed = as_mask(observed, size(observations), "observed")
         filled = fill(like(observations, features.points), observed, take(features.points, 0))
-        return self.features_y.coordinates(filled).astype(self.features_x.dtype), observed
+        codes = features.coordinates(filled)
+        # The shares of tiny similarities would make a belief as sure as those of large ones.
+        codes = jnp.where(features.beyond_reach(codes, filled)[:, None], 0, codes)
+        return codes.astype(self.features_x.dtype), observed
 
 
 def prior_coordinates(features: AbstractFeatures, prior: Embedding) -> Float[Array, "m p"]:

@@ -1,0 +1,94 @@
+"""Tests of large samples: seconds and megabytes.
+
+    python -m benchmarks.tests.large [row]
+
+Points in ten dimensions, float32, 500 permutations, everything else by default. Each row runs in a
+process of its own, whose peak of memory is read at the end; a process that only imports the library
+needs the first row. Samples of the tests of two samples differ by .02 in each coordinate; of pairs,
+the first coordinate of y is .03 times that of x and noise; given z, both are a
+coordinate of z and noise of their own. Seconds include compilation.
+"""
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from tqdm import tqdm
+
+import kbr_jax as kbr
+from kbr_jax.kernels import default_kernel
+
+from .. import experiment
+
+COMMAND = "python -m benchmarks.tests.large"
+N, DIMENSION, PERMUTATIONS, LANDMARKS = 100_000, 10, 500, 100
+KEYS = jax.random.split(jax.random.key(0), 4)
+OPTIONS: dict[str, Any] = {"key": KEYS[3], "num_permutations": PERMUTATIONS}
+
+
+def normal(key: jax.Array, n: int) -> jax.Array:
+    return jax.random.normal(key, (n, DIMENSION))
+
+
+def two_samples(kernel: Any, **options: Any) -> Any:
+    x, y = normal(KEYS[0], N // 2), normal(KEYS[1], N // 2) + 0.02
+    kernel = default_kernel(x[:1000]) if kernel == "median" else kernel
+    return kbr.hypotheses.two_sample_test(kernel, x, y, **OPTIONS, **options)
+
+
+def pairs() -> Any:
+    x, y = normal(KEYS[0], N), normal(KEYS[1], N)
+    y = y.at[:, 0].add(0.03 * x[:, 0])
+    return kbr.hypotheses.independence_test(None, None, x, y, **OPTIONS, landmarks=LANDMARKS)
+
+
+def given_z(n: int) -> Any:
+    z = normal(KEYS[2], n)
+    x, y = (z[:, 0] + jax.random.normal(key, (n,)) for key in KEYS[:2])
+    options: dict[str, Any] = {"key": KEYS[3], "num_draws": PERMUTATIONS}
+    return kbr.hypotheses.conditional_independence_test(None, None, None, x, y, z, **options)
+
+
+ROWS: dict[str, Callable[[], Any]] = {
+    "nothing but the import": lambda: None,
+    "two samples, 20 kernels, 100 landmarks, n = 100 000": lambda: two_samples(
+        None, landmarks=LANDMARKS
+    ),
+    "two samples, one kernel, exact, n = 100 000": lambda: two_samples("median"),
+    "independence, 100 kernels, 100 landmarks, n = 100 000": pairs,
+    "independence given z, n = 10 000": lambda: given_z(10_000),
+}
+
+
+def measured(name: str) -> dict[str, float]:
+    """Of this process."""
+    start = time.perf_counter()
+    result = ROWS[name]()
+    jax.block_until_ready(jax.tree.leaves(result))
+    found = {
+        "seconds": time.perf_counter() - start,
+        "megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+    return found if result is None else found | {"p": float(jnp.asarray(result.p_value))}
+
+
+def main() -> None:
+    if len(sys.argv) > 1:
+        print(json.dumps(measured(sys.argv[1])))
+        return
+    results = {"permutations": PERMUTATIONS, "dimension": DIMENSION, "rows": {}}
+    for name in tqdm(ROWS, unit="test"):
+        command = [sys.executable, "-m", "benchmarks.tests.large", name]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        results["rows"][name] = json.loads(done.stdout.splitlines()[-1])
+        experiment.save("large", COMMAND, results)
+
+
+if __name__ == "__main__":
+    main()
