@@ -195,7 +195,7 @@ def kalman(measured: np.ndarray, agility: float) -> np.ndarray:
 
 
 def errors(estimates: dict, laps: dict) -> dict[tuple[int, int], np.ndarray]:
-    """Distance to the true position in metres, by lap."""
+    """Distance to the true position in meters, by lap."""
     return {
         key: np.linalg.norm(estimate - laps[key].position, axis=1)
         for key, estimate in estimates.items()
@@ -262,7 +262,7 @@ def apply(method: Any, chosen: dict[str, Any], laps: dict, tests: dict) -> dict:
 
 
 def summary(errors: np.ndarray) -> dict[str, float]:
-    """What is reported of errors in metres."""
+    """What is reported of errors in meters."""
     median, worst = np.percentile(errors, [50, 90])
     return {"median": float(median), "mean": float(np.mean(errors)), "90 %": float(worst)}
 
@@ -274,12 +274,9 @@ def summarize(chosen: dict, errors: dict[str, dict]) -> dict[str, Any]:
     methods = {}
     for name, by_lap in errors.items():
         together = summary(np.concatenate(list(by_lap.values())))
-        choice = {key: value for key, value in chosen[name].items() if key != "estimates"}
+        choice = {
+            key: value for key, value in chosen[name].items() if key not in ("estimates", "model")
+        }
         laps = {f"lap {lap}, user {user}": summary(error) for (lap, user), error in by_lap.items()}
         methods[name] = {"all": together, "choice": choice, **laps}
     return dict(sorted(methods.items(), key=lambda item: item[1]["all"]["mean"]))
-
-
-def pad(rows: np.ndarray, size: int) -> np.ndarray:
-    """Repeat the last row until there are `size`."""
-    return np.concatenate([rows, np.repeat(rows[-1:], size - len(rows), 0)])
