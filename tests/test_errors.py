@@ -470,22 +470,6 @@ CASES = {
         lambda: kbr.run_filter(FILTER, Y, state=kbr.init_filter(FILTER), prior=PRIOR),
         "Give a `state` to go on from, or a `prior`",
     ),
-    "reset of successors": (
-        lambda: kbr.experimental.reset_filter(
-            fit_filter(estimator="prior"), observation_regularizer=0.1
-        ),
-        "must not have the estimator 'prior', which keeps its belief on the successors",
-    ),
-    "reset ridge": (
-        lambda: kbr.experimental.reset_filter(FILTER, observation_regularizer=0),
-        "`observation_regularizer` must be positive, got 0",
-    ),
-    "reset share": (
-        lambda: kbr.experimental.reset_filter(
-            FILTER, observation_regularizer=0.1, restart_below=1.0
-        ),
-        r"`restart_below` must be one number in \[0, 1\), got 1",
-    ),
     # Inputs.
     "controls length": (
         lambda: fit_controlled(controls=X[:4]),

@@ -156,37 +156,6 @@ def test_two_models_with_their_own_regularizers():
     np.testing.assert_allclose(run(1e-1, True), weights(), rtol=0, atol=1e-12)
 
 
-def test_a_reset_after_a_wrong_prior():
-    far = kbr.embed(kbr.Gaussian(0.7), STATES[-3:])
-    truth = np.asarray(STATES[10:22])
-    base = fit()
-
-    def reset(**options):
-        return kbr.experimental.reset_filter(base, observation_regularizer=1e-3, **options)
-
-    def error(filt):
-        estimates = kbr.state_mean(filt, kbr.run_filter(filt, TESTS, prior=far))
-        return np.linalg.norm(np.asarray(estimates) - truth, axis=1)
-
-    assert np.linalg.norm(np.asarray(STATES[-2]) - truth[0]) > 1  # the prior is really elsewhere
-    lost = error(base)[0]
-    for filt in (
-        reset(marginal_share=0.05),
-        reset(observation_share=0.05),
-        reset(restart_below=0.5),
-    ):
-        assert error(filt)[-6:].max() < 0.3 < lost
-    np.testing.assert_allclose(error(reset()), error(base), rtol=1e-9)
-    restarted = kbr.run_filter(reset(restart_below=0.5), TESTS, prior=far).restarted
-    assert bool(restarted[0]) and not bool(jnp.any(restarted[1:]))
-    # How well the observation was foreseen does not depend on what it was then allowed to change.
-    for filt in (reset(observation_share=0.2), reset(restart_below=0.5)):
-        first, plain = (
-            kbr.run_filter(f, TESTS[:1], prior=far).predictive_value[0] for f in (filt, base)
-        )
-        np.testing.assert_allclose(first, plain, rtol=1e-12)
-
-
 def test_half_known_models_have_less_error_than_a_learned_one():
     """On the rotation of F11, in the mean of four training sets."""
     kernels = kbr.Gaussian(0.6), kbr.Gaussian(1.2)

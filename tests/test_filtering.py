@@ -447,16 +447,6 @@ def test_separate_transitions_equal_the_sequence_they_come_from():
     close(weights(fit, s[:-2], o[1:], successors=s[1:-1]), weights(fit, s, o))
 
 
-def test_no_reset_is_a_reset_with_nothing_in_it():
-    filt = fitted("pairs", True, None, 3)
-    reset = functools.partial(kbr.experimental.reset_filter, filt, observation_regularizer=EPSILON)
-    plain, nothing = (kbr.run_filter(f, jnp.asarray(TEST)) for f in (filt, reset()))
-    jax.tree.map(close, plain, nothing)
-    always = kbr.run_filter(reset(restart_below=0.999), jnp.asarray(TEST))
-    assert np.any(always.restarted)
-    assert np.all(np.isfinite(always.weights))
-
-
 # Hidden Markov models: with delta kernels and vanishing regularizers the two-inverse filter is the
 # forward filter.
 

@@ -63,7 +63,7 @@ def test_conditional_embedding(kind):
 )
 def test_filter(estimator, landmarks):
     def fit(states, observations, successors, mask=None):
-        filt = kbr.fit_filter(
+        return kbr.fit_filter(
             K,
             K,
             states,
@@ -77,10 +77,6 @@ def test_filter(estimator, landmarks):
             landmarks_states=landmarks,
             landmarks_observations=landmarks,
         )
-        if estimator == "prior":
-            return filt
-        reset = kbr.experimental.reset_filter
-        return reset(filt, observation_regularizer=1e-2, marginal_share=0.1)
 
     after = X[::-1]
     padded, filt = fit(*BROKEN, after, MASK), fit(X[KEPT], Y[KEPT], after[KEPT])

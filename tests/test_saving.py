@@ -195,9 +195,6 @@ CASES = {
     "filter with options": lambda: fit(
         max_active=3, mask=jnp.arange(N + 1) < 6, clipping=kbr.Clipping(truncation=0.1)
     ),
-    "reset filter": lambda: kbr.experimental.reset_filter(
-        bayes_filter(), observation_regularizer=0.1, marginal_share=0.1
-    ),
     "restarting filter": restarting_filter,
     "half known filter": half_known_filter,
     "run": lambda: kbr.run_filter(bayes_filter(), SEEN),

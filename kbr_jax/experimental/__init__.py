@@ -12,11 +12,9 @@ from ._gaussians import (
     smoothed_kl,
 )
 from ._local import local_dependence_test
-from ._reset import ResetFilter, reset_filter
 
 __all__ = [
     "GaussianMixture",
-    "ResetFilter",
     "combine_mixtures",
     "evaluate_mixture",
     "gaussian_mixture",
@@ -25,6 +23,5 @@ __all__ = [
     "mixture_gram",
     "mmd_mixture",
     "mmd_mixtures",
-    "reset_filter",
     "smoothed_kl",
 ]
