@@ -712,3 +712,22 @@ def test_causal_curves():
     linear = (kbr.Polynomial(degree=1),) * 2
     model = kbr.causal.fit_instrument(a, iv, y, kernels=linear)
     close(kbr.causal.structural(model, doses), doses, 0.25)
+
+
+@pytest.mark.parametrize("name", ["independence", "change detector", "HSIC", "power"])
+def test_squares_of_sizes_are_no_integers_of_32_bits(name):
+    """Traced, not run: the first version divided by n (n - 1), which did not fit."""
+    kernel = kbr.Gaussian(1.0)
+    programs = {
+        "independence": lambda x, y: kbr.hypotheses.independence_test(
+            kernel, kernel, x, y, key=jax.random.key(0), num_permutations=9, landmarks=5
+        ),
+        "change detector": lambda x, y: kbr.hypotheses.fit_change_detector(
+            kernel, x, window=5, average_run_length=100, key=jax.random.key(0)
+        ),
+        "HSIC": lambda x, y: kbr.hsic(kernel, kernel, x, y, unbiased=True),
+        "power": lambda x, y: kbr.tuning.mmd_power(kernel, x, y),
+    }
+    sample = jax.ShapeDtypeStruct((50_000, 1), jnp.float32)
+    found = jax.eval_shape(programs[name], sample, sample)
+    assert all(leaf.dtype != jnp.float64 for leaf in jax.tree.leaves(found))

@@ -182,6 +182,5 @@ def hsic(
     k, l = off * joint.kernel_x.gram(joint.x, joint.x), off * joint.kernel_y.gram(joint.y, joint.y)  # noqa: E741
     rows_k, rows_l = jnp.sum(k, axis=0), jnp.sum(l, axis=0)
     trace, product = jnp.sum(k * l), jnp.sum(rows_k) * jnp.sum(rows_l)
-    return (trace + product / ((n - 1) * (n - 2)) - 2 * matmul(rows_k, rows_l) / (n - 2)) / (
-        n * (n - 3)
-    )
+    product = product / float((n - 1) * (n - 2)) - 2 * matmul(rows_k, rows_l) / (n - 2)
+    return (trace + product) / float(n * (n - 3))

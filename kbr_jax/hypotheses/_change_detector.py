@@ -139,7 +139,7 @@ def _fit(
 ) -> ChangeDetector:
     count, diagonal = size(reference), kernel.diagonal(reference)
     others = gram_matvec(kernel, reference, reference, jnp.ones_like(diagonal)) - diagonal
-    offset = jnp.sum(others) / (count * (count - 1))
+    offset = jnp.sum(others) / float(count * (count - 1))
     spread = _spread(kernel, reference, others / (count - 1), offset)
     scale = spread * _deviation(count, width)
     magnitude = 4 * jnp.mean(jnp.abs(diagonal)) / scale
@@ -177,7 +177,7 @@ def _spread(
         return jnp.sum(centered**2), jnp.sum(jnp.where(other, values, 0) ** 2)
 
     sums = lax.map(row, (jnp.arange(count), means), batch_size=min(count, 32))
-    return relevant(*(jnp.sum(part) / (count * (count - 1)) for part in sums))
+    return relevant(*(jnp.sum(part) / float(count * (count - 1)) for part in sums))
 
 
 def _largest(
@@ -204,7 +204,7 @@ def _largest(
     to_all = to_all[:, width:] - to_all[:, :last]
     outside = count - width
     own = within / (width * (width - 1))
-    rest = (jnp.sum(others) - 2 * to_all + within) / (outside * (outside - 1))
+    rest = (jnp.sum(others) - 2 * to_all + within) / float(outside * (outside - 1))
     return jnp.max(own + rest - 2 * (to_all - within) / (width * outside), axis=1)
 
 

@@ -230,7 +230,7 @@ def _normalized(
     """
     n = rows.shape[-1]
     x, y = sides
-    pairs = n * (n - 1)
+    pairs = float(n * (n - 1))  # beyond the integers of 32 bits
     expected = x.trace[:, None] * y.trace / pairs / n
     spread = safe_sqrt(x.squares[:, None] / pairs * (y.squares / pairs))
     some = spread > 0

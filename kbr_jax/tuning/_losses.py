@@ -234,7 +234,7 @@ def mmd_power(
     cross = kernel.gram(x, y)
     h = kernel.gram(x, x) + kernel.gram(y, y) - cross - cross.T
     h = h * (1 - jnp.eye(n, dtype=h.dtype))
-    statistic = jnp.sum(h) / (n * (n - 1))
+    statistic = jnp.sum(h) / float(n * (n - 1))
     rows = jnp.sum(h, axis=1) / n
     # The variance of the rows' means, in the form without cancellation.
     variance = 4 * jnp.mean((rows - jnp.mean(rows)) ** 2)
