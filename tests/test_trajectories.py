@@ -9,7 +9,7 @@ from helpers import close_trees as close
 import kbr_jax as kbr
 
 RNG = np.random.default_rng(11)
-LENGTHS = (14, 9, 14)
+LENGTHS = (14, 9, 21)
 KERNELS = kbr.Gaussian(0.8), kbr.Gaussian(1.1)
 RIDGES = {"regularizer": 1e-2, "posterior_regularizer": 1e-2}
 
