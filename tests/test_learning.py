@@ -245,6 +245,22 @@ def test_a_lost_stretch_costs_what_one_without_memory_does():
         close(found, np.array([expected, begun.mean(), wrong.mean()]), 1e-8)
 
 
+@pytest.mark.parametrize(
+    ("error", "begun", "chosen"), [(0.98, 1.0, True), (0.995, 1.0, False), (0.98, 1.02, False)]
+)
+def test_a_rival_must_earn_its_place(monkeypatch, error, begun, chosen):
+    def judged(setting, folds, values, limit=np.inf):
+        return np.array([1.0, 1.0, 1.0] if setting.rival is None else [error, begun, 1.0])
+
+    monkeypatch.setattr(_candidates, "judged", judged)
+    one = jnp.asarray(1.0)
+    setting = _candidates.Setting(one, one, None, None, None, "pairs", one)
+    states, seen = walk(100, 4)
+    folds = _folds.make_folds(states, seen[:, :2], None)
+    found = _candidates.recovering(setting, folds, {})
+    assert (found.rival is not None) == chosen
+
+
 def test_a_belief_is_tested_by_all_coordinates():
     """The kernel sees the first coordinates only, in which states half a turn apart are alike."""
     rng = np.random.default_rng(5)
