@@ -1,6 +1,8 @@
-"""What all experiments share: repetitions that resume, paired summaries, tables, JSON, figures."""
+"""What all experiments share: how they start, repetitions that resume, summaries, tables, JSON."""
 
+import argparse
 import functools
+import inspect
 import itertools
 import json
 import os
@@ -46,11 +48,55 @@ def commit() -> str:
     return (git("rev-parse", "--short", "HEAD") or "unknown") + changed
 
 
-def save(name: str, command: str, results: Any, folder: pathlib.Path = RESULTS) -> pathlib.Path:
-    """Write `NAME.json` in the folder, with the command, the machine and the commit."""
+def arguments(main: Callable[..., None], given: Sequence[str] | None = None) -> list[Any]:
+    """Words of the command line as the parameters of `main`, of their types.
+
+    `--help` prints the docstring of its module.
+    """
+    parser = argparse.ArgumentParser(
+        description=inspect.getmodule(main).__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parameters = inspect.signature(main, eval_str=True).parameters.values()
+    for parameter in parameters:
+        several = parameter.kind is parameter.VAR_POSITIONAL
+        parser.add_argument(
+            parameter.name,
+            nargs="*" if several else "?",
+            type=parameter.annotation,
+            default=() if several else parameter.default,
+        )
+    found = vars(parser.parse_args(given))
+    values = []
+    for parameter in parameters:
+        value = found[parameter.name]
+        values += value if parameter.kind is parameter.VAR_POSITIONAL else [value]
+    return values
+
+
+def start(main: Callable[..., None], *, double: bool = True) -> None:
+    """Run the `main` of an experiment with the words of the command line, in 64 or 32 bits."""
+    jax.config.update("jax_enable_x64", double)
+    main(*arguments(main))
+
+
+def command() -> str:
+    """How the program that runs was started, without its words."""
+    specification = sys.modules["__main__"].__spec__
+    module = specification.name.removesuffix(".__main__") if specification else "unknown"
+    return ("KBR_DATA=FOLDER " if "KBR_DATA" in os.environ else "") + f"python -m {module}"
+
+
+def save(name: str, results: Any, *words: str, folder: pathlib.Path = RESULTS) -> pathlib.Path:
+    """Write `NAME.json` in the folder, with the command and its words, machine and commit."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
-    found = {"command": command, "commit": commit(), "machine": machine(), "results": results}
+    found = {
+        "command": " ".join([command(), *words]),
+        "commit": commit(),
+        "machine": machine(),
+        "results": results,
+    }
     path.write_text(json.dumps(found, indent=1) + "\n")
     return path
 
@@ -139,19 +185,18 @@ def repeat(key: str, repetition: Callable[[int], Any], count: int, bar: Any = No
 
 def run_cells(
     name: str,
-    command: str,
     defaults: dict[int, int],
     systems: Sequence[str],
     repetition: Callable[[str, int, int], Any],
     summarize: Callable[[list[Any]], dict[str, Any]],
+    repetitions: int = 0,
+    sizes: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """Repeat each cell as the command line `[repetitions [T ...]]` asks, and save its summary.
+    """Repeat each cell, and save its summary.
 
-    `defaults` are the repetitions of each T. Cells that are not run keep their last results.
+    `defaults` are the repetitions of each T. Cells of other `sizes` keep their last results.
     """
-    jax.config.update("jax_enable_x64", True)
-    sizes = [int(size) for size in sys.argv[2:]] or list(defaults)
-    count = {size: int(sys.argv[1]) if len(sys.argv) > 1 else defaults[size] for size in sizes}
+    count = {size: repetitions or defaults[size] for size in sizes or defaults}
 
     def label(system: str, size: int) -> str:
         return f"({system}) T = {size}" if system else f"T = {size}"
@@ -159,7 +204,7 @@ def run_cells(
     results = {label(system, size): {} for system in systems for size in defaults}
     results |= previous(name)
     with tqdm(total=len(systems) * sum(count.values()), unit="run") as bar:
-        for size, system in itertools.product(sizes, systems):
+        for size, system in itertools.product(count, systems):
             cell = label(system, size)
             rows = repeat(
                 f"{name} {cell}",
@@ -168,7 +213,7 @@ def run_cells(
                 bar,
             )
             results[cell] = {"repetitions": count[size], **summarize(rows)}
-            save(name, command, {cell: values for cell, values in results.items() if values})
+            save(name, {cell: values for cell, values in results.items() if values})
     return {cell: values for cell, values in results.items() if values}
 
 

@@ -9,8 +9,6 @@ frames, which were never released (S13 table 1, mean squared error): trace kerne
 these frames.
 """
 
-import sys
-
 import numpy as np
 from tqdm import tqdm
 
@@ -19,39 +17,48 @@ from . import video as camera
 from .methods import METHODS, run
 from .selection import selected
 
-COMMAND = "python -m benchmarks.camera.accuracy"
 SETTINGS = {"camera_lookalike": (1e-3, 1e-2), "camera_rotation": (0.0, 1e-4, 1e-3, 1e-2)}
-SEEDS = {"camera_lookalike": (0, 1, 2), "camera_rotation": (0,)}
+SEEDS = {"camera_lookalike": 3, "camera_rotation": 1}
 
 
-def main() -> None:
-    wanted = sys.argv[1:] or list(SETTINGS)
+def repetition(name: str, variance: float, seed: int) -> dict[str, dict[str, float]]:
+    """Errors of all methods at one seed of the noise."""
+    data, parameters = camera.load(name, variance, seed), selected(name, variance)
+    rotations, frames = data.part(0, camera.SPLIT)
+    truth, tests = data.part(camera.SPLIT, 2 * camera.SPLIT)
+    return {
+        method: camera.summary(
+            run(method, rotations, frames, tests, parameters.get(method, {})).estimates, truth
+        )
+        for method in METHODS
+    }
+
+
+def main(*names: str) -> None:
     results: dict[str, dict] = {}
-    for name in wanted:
+    for name in names or SETTINGS:
         levels = SETTINGS[name]
         results[name] = {}
-        with tqdm(total=len(levels) * len(SEEDS[name]) * len(METHODS), unit="run") as bar:
+        with tqdm(total=len(levels) * SEEDS[name], unit="seed") as bar:
             for variance in levels:
-                parameters, rows = selected(name, variance), {method: [] for method in METHODS}
-                for seed in SEEDS[name]:
-                    data = camera.load(name, variance, seed)
-                    rotations, frames = data.part(0, camera.SPLIT)
-                    truth, tests = data.part(camera.SPLIT, 2 * camera.SPLIT)
-                    for method in METHODS:
-                        track = run(method, rotations, frames, tests, parameters.get(method, {}))
-                        rows[method].append(camera.summary(track.estimates, truth))
-                        bar.update()
+                rows = experiment.repeat(
+                    f"camera accuracy {name} {variance}",
+                    lambda seed, n=name, v=variance: repetition(n, v, seed),
+                    SEEDS[name],
+                    bar,
+                )
                 results[name][f"{variance:g}"] = {
                     method: {
-                        "mean": float(np.mean([row["mean"] for row in values])),
-                        "mean_se": values[0]["mean_se"],
-                        "seeds": [row["mean"] for row in values],
-                        "median": float(np.mean([row["median"] for row in values])),
-                        "trace": float(np.mean([row["trace"] for row in values])),
+                        key: float(np.mean([row[method][key] for row in rows]))
+                        for key in ("mean", "median", "trace")
                     }
-                    for method, values in rows.items()
+                    | {
+                        "mean_se": rows[0][method]["mean_se"],
+                        "seeds": [row[method]["mean"] for row in rows],
+                    }
+                    for method in METHODS
                 }
-        experiment.save(f"camera_accuracy_{name}", f"{COMMAND} {name}", results[name])
+        experiment.save(f"camera_accuracy_{name}", results[name], name)
         header = [f"{name}: mean error", *(f"variance {v:g}" for v in levels)]
         print(
             experiment.table(
@@ -71,4 +78,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    experiment.start(main, double=False)

@@ -10,10 +10,8 @@ after the first 40 frames.
 """
 
 import itertools
-import sys
 import warnings
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -22,7 +20,6 @@ import kbr_jax as kbr
 from .. import experiment
 from . import video as camera
 
-COMMAND = "python -m benchmarks.camera.defaults"
 VARIANCES, SEEDS, CHUNK, FIRST, WRONG = (3e-4, 1e-3, 3e-3, 1e-2), 3, 100, 40, 1.5
 SIDES = list(itertools.product(("first half", "second half"), ("forward", "reversed")))
 
@@ -62,13 +59,10 @@ def repetition(half: str, time: str, variance: float, seed: int) -> dict[str, fl
     }
 
 
-def main() -> None:
-    jax.config.update("jax_enable_x64", True)
+def main(count: int = SEEDS, *variances: float) -> None:
     warnings.simplefilter("ignore")
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else SEEDS
-    variances = [float(v) for v in sys.argv[2:]] or VARIANCES
     results = experiment.previous("camera_defaults")
-    for variance in variances:
+    for variance in variances or VARIANCES:
         for half, time in SIDES:
             rows = experiment.repeat(
                 f"camera defaults {half} {time} {variance}",
@@ -76,9 +70,9 @@ def main() -> None:
                 count,
             )
             results.setdefault(f"{half}, {time}", {})[str(variance)] = rows
-            experiment.save("camera_defaults", COMMAND, results)
+            experiment.save("camera_defaults", results)
             print(half, time, variance, rows, flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    experiment.start(main)

@@ -11,7 +11,6 @@ the experiments.
 """
 
 import pathlib
-import sys
 import time
 
 from tqdm import tqdm
@@ -25,7 +24,7 @@ from .selection import selected
 VARIANCE = 1e-3
 
 
-def main() -> None:
+def main(word: str = "") -> None:
     start = time.perf_counter()
     data = camera.load("camera_lookalike", VARIANCE)
     rotations, frames = data.part(0, camera.SPLIT)
@@ -64,7 +63,7 @@ def main() -> None:
         "segments of 100 frames."
     )
     folder = figures = pathlib.Path("build/demo")
-    if "results" in sys.argv[1:]:
+    if word == "results":
         folder, figures = experiment.RESULTS, experiment.FIGURES
     figures.mkdir(parents=True, exist_ok=True)
     figure = figures / "camera_demo.png"
@@ -72,12 +71,11 @@ def main() -> None:
     seconds = time.perf_counter() - start
     path = experiment.save(
         "camera_demo",
-        "make demo",
         {"variance": VARIANCE, "seconds": seconds, "methods": results},
-        folder,
+        folder=folder,
     )
     print(f"{seconds:.0f} s; wrote {path} and {figure}")
 
 
 if __name__ == "__main__":
-    main()
+    experiment.start(main, double=False)

@@ -18,7 +18,6 @@ training frame has the features of the network that did not see it; a test frame
 networks. Filters are chosen on three folds of the training half.
 """
 
-import sys
 import time
 from typing import Any
 
@@ -39,7 +38,6 @@ from .methods import kernel_bayes, run_filter
 from .recovery import HALF_TURN, STARTS
 from .selection import folds, prior_around, product
 
-COMMAND = "python -m benchmarks.camera.learned"
 SEEDS, STEPS, BATCH = (0, 1, 2), 1200, 64
 WITHIN = 40  # frames for the way back from a wrong start
 QUARTER = np.array([[0, 1, 0], [-1, 0, 0], [0, 0, 1]], np.float32)
@@ -230,7 +228,7 @@ def cell(name: str, variance: float, seed: int, turns: int, chosen: dict | None,
     return found
 
 
-def main() -> None:
+def main(*wanted: str) -> None:
     results = experiment.previous("camera_learned")
     parts = {
         "rotation": [("camera_rotation", 1e-3, 0, 4)],
@@ -238,15 +236,15 @@ def main() -> None:
         "recovery": [("camera_lookalike", 1e-3, 0, 1)],
         "unturned": [("camera_rotation", 1e-3, 0, 1)],
     }
-    for part in sys.argv[1:] or parts:
+    for part in wanted or parts:
         results[part], chosen = {}, None
         for name, variance, seed, turns in parts[part]:
             peers = part != "recovery" and seed == 0
             found = cell(name, variance, seed, turns, chosen, peers)
             results[part][str(seed)], chosen = found, found["parameters"]
-            experiment.save("camera_learned", COMMAND, results)
+            experiment.save("camera_learned", results)
             print(part, variance, seed, found, flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    experiment.start(main, double=False)

@@ -22,7 +22,6 @@ from . import methods as camera_methods
 from . import selection as camera_selection
 from . import video as camera
 
-COMMAND = "python -m benchmarks.camera.moments"
 NAME, VARIANCE, SEEDS, CENTRES, ACTIVE, COPIES = "camera_lookalike", 1e-3, (0,), (100, 200), 64, 4
 CLIPPED, PAPERS = "kernel Bayes filter (b), clipped, truncated", "as in the papers, Gaussian kernel"
 
@@ -124,8 +123,8 @@ def main() -> None:
             ["look-alike room, noise variance 1e-3", "mean error", "ms per frame"], rows
         )
     )
-    print(experiment.save("moments_camera", COMMAND, results))
+    print(experiment.save("moments_camera", results))
 
 
 if __name__ == "__main__":
-    main()
+    experiment.start(main, double=False)

@@ -33,10 +33,9 @@ from . import video as camera
 from .methods import kernel_bayes
 from .selection import prior_around, selected
 
-COMMAND = "python -m benchmarks.camera.recovery"
 NAME, VARIANCE, NOISY = "camera_lookalike", 1e-3, 1e-2
 CLIPPED = "kernel Bayes filter (b), clipped, truncated"
-SEEDS = (0, 1, 2)
+SEEDS = 3
 STARTS = range(0, camera.SPLIT - 20, 90)
 HALF_TURN = np.diag([-1.0, 1.0, -1.0])
 PIXELS, IN_A_ROW, WITHIN = 12, 3, 20
@@ -165,16 +164,16 @@ def track(filt: kbr.filtering.CusumRestartFilter, data: camera.Camera) -> dict[s
     return {"tracking error": float(np.mean(errors)), "beliefs replaced while tracking": replaced}
 
 
-def seed_results(seed: int, bar: tqdm) -> dict:
+def seed_results(seed: int) -> dict:
     data = camera.load(NAME, VARIANCE, seed, np.float64)
     filt = challenged(data, TRACKER)
-    result = track(filt, data)
-    bar.update()
-    runs, clear = [], sightings()
-    for start in STARTS:
-        runs.append(recover(filt, data, start, clear))
-        bar.update()
-    return {**result, "back in time": sum(run["in time"] for run in runs), "starts": runs}
+    clear = sightings()
+    runs = [recover(filt, data, start, clear) for start in STARTS]
+    return {
+        **track(filt, data),
+        "back in time": sum(run["in time"] for run in runs),
+        "starts": runs,
+    }
 
 
 def noisy() -> dict[str, Any]:
@@ -185,26 +184,27 @@ def noisy() -> dict[str, Any]:
     tracker = {
         **selected(NAME, NOISY)[CLIPPED],
     }
-    results = {}
-    for seed in SEEDS:
+
+    def repetition(seed):
         data = camera.load(NAME, NOISY, seed, np.float64)
-        results[str(seed)] = track(challenged(data, tracker), data)
-    return {"tracker": tracker, "seeds": results}
+        return track(challenged(data, tracker), data)
+
+    rows = experiment.repeat("camera recovery, noisy", repetition, SEEDS)
+    return {"tracker": tracker, "seeds": {str(seed): row for seed, row in enumerate(rows)}}
 
 
 def main() -> None:
-    jax.config.update("jax_enable_x64", True)  # the forward regression needs it
-    with tqdm(total=len(SEEDS) * (1 + len(STARTS)), unit="run") as bar:
-        results: dict[str, dict] = {}
-        for seed in SEEDS:
-            results[str(seed)] = seed_results(seed, bar)
-            parameters = {"tracker": TRACKER, "challenge": {"h": BANDWIDTH, **CHALLENGE}}
-            path = experiment.save("camera_recovery", COMMAND, {**parameters, "seeds": results})
-    results_noisy = noisy()
+    with tqdm(total=SEEDS, unit="seed") as bar:
+        rows = experiment.repeat("camera recovery", seed_results, SEEDS, bar)
+    results, results_noisy = {str(seed): row for seed, row in enumerate(rows)}, noisy()
     path = experiment.save(
         "camera_recovery",
-        COMMAND,
-        {**parameters, "seeds": results, f"variance {NOISY}": results_noisy},
+        {
+            "tracker": TRACKER,
+            "challenge": {"h": BANDWIDTH, **CHALLENGE},
+            "seeds": results,
+            f"variance {NOISY}": results_noisy,
+        },
     )
     for seed, r in results_noisy["seeds"].items():
         print(f"variance {NOISY}, seed {seed}: {r}")
@@ -222,4 +222,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    experiment.start(main)

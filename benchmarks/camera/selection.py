@@ -10,7 +10,6 @@ rotation set is selected at variance 1e-3 alone and used at all its noise levels
 
 import itertools
 import json
-import sys
 
 import jax.numpy as jnp
 import numpy as np
@@ -22,7 +21,6 @@ from .. import experiment
 from . import video as camera
 from .methods import FILTERS, REGRESSIONS, run
 
-COMMAND = "python -m benchmarks.camera.selection"
 SETTINGS = [("camera_lookalike", 1e-3), ("camera_lookalike", 1e-2), ("camera_rotation", 1e-3)]
 
 
@@ -110,8 +108,7 @@ def selected(name: str, variance: float) -> dict[str, dict]:
     return {method: choice["parameters"] for method, choice in levels[level].items()}
 
 
-def main() -> None:
-    wanted = sys.argv[1:]
+def main(*wanted: str) -> None:
     settings = [s for s in SETTINGS if not wanted or s[0] in wanted]
     results: dict[str, dict] = {}
     with tqdm(
@@ -121,7 +118,7 @@ def main() -> None:
             data = camera.load(name, variance)
             chosen = {m: select(m, data, candidates, bar) for m, candidates in grids(name).items()}
             results.setdefault(name, {})[f"{variance:g}"] = chosen
-            experiment.save(f"camera_selection_{name}", f"{COMMAND} {name}", results[name])
+            experiment.save(f"camera_selection_{name}", results[name], name)
             for method, choice in chosen.items():
                 bar.write(
                     f"{name} {variance:g} {method}: {choice['parameters']} {choice['validation']}"
@@ -130,4 +127,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    experiment.start(main, double=False)

@@ -9,7 +9,6 @@ to the rest. Landmarks are chosen once, so that the loss does not jump. The best
 is chosen on all stretches. Both sets of parameters then filter the test half, at three noise seeds.
 """
 
-import sys
 import time
 from typing import Any
 
@@ -25,7 +24,6 @@ from . import selection as camera_selection
 from . import video as camera
 from .methods import RANK, kernel_bayes, run_filter
 
-COMMAND = "python -m benchmarks.camera.tuning"
 SETS, VARIANCE, HELD, STEPS, SEEDS = (
     ("camera_lookalike", "camera_rotation"),
     1e-3,
@@ -128,9 +126,9 @@ def test_error(name: str, parameters: dict[str, Any], seed: int) -> float:
     return float(camera.frobenius(run_filter(filt, frames).estimates, truth).mean())
 
 
-def main() -> None:
+def main(*names: str) -> None:
     results = experiment.previous("camera_tuning")
-    for name in sys.argv[1:] or SETS:
+    for name in names or SETS:
         selected = camera_selection.selected(name, VARIANCE)[CLIPPED]
         start = time.perf_counter()
         tuned, unit = learn(name, selected)
@@ -152,8 +150,8 @@ def main() -> None:
             ],
         }
         print(name, results[name], flush=True)
-        experiment.save("camera_tuning", COMMAND, results)
+        experiment.save("camera_tuning", results)
 
 
 if __name__ == "__main__":
-    main()
+    experiment.start(main, double=False)

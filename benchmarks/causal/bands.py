@@ -20,7 +20,6 @@ from kbr_jax import causal
 
 from .. import experiment
 
-COMMAND = "python -m benchmarks.causal.bands"
 UNITS, REPETITIONS = 500, 300
 DESIGNS = ("doses", "arms", "doses, proxies", "arms, proxies")
 DOSES = jnp.linspace(-1.5, 1.5, 7)
@@ -73,7 +72,6 @@ def repetition(design: str, key):
 
 
 def main() -> None:
-    jax.config.update("jax_enable_x64", True)
     warnings.simplefilter("ignore")
     results = {}
     for design in DESIGNS:
@@ -90,9 +88,9 @@ def main() -> None:
             )
             for name in rows[0]
         }
-        experiment.save("bands", COMMAND, results)
+        experiment.save("bands", results)
         print(design, results[design], flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    experiment.start(main)

@@ -14,11 +14,9 @@ published (Singh, Sahani and Gretton 2019): median distances, two halves, each r
 the other half.
 """
 
-import sys
 import warnings
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -34,7 +32,6 @@ from kbr_jax.tuning._progress import progress_bar
 from .. import experiment
 from .proxies import gaussian, median
 
-COMMAND = "python -m benchmarks.causal.demand"
 CELLS = {1000: 4, 5000: 2}
 RHO = (0.1, 0.5, 0.9)
 RIDGES = 10.0 ** np.arange(-10, -1.9, 1.0)
@@ -155,11 +152,10 @@ def repetition(n: int, rho: float, seed: int) -> dict[str, float]:
     return {name: float(np.log10(np.mean((f - TRUTH) ** 2))) for name, f in found.items()}
 
 
-def main() -> None:
-    jax.config.update("jax_enable_x64", True)
+def main(*sizes: int) -> None:
     warnings.simplefilter("ignore")
     results = experiment.previous("demand")
-    for n in [int(size) for size in sys.argv[1:]] or CELLS:
+    for n in sizes or CELLS:
         for rho in RHO:
             rows = experiment.repeat(
                 f"demand {n} {rho}", lambda s, n=n, r=rho: repetition(n, r, s), CELLS[n]
@@ -171,9 +167,9 @@ def main() -> None:
                 }
                 for name, errors in experiment.columns(rows).items()
             }
-            experiment.save("demand", COMMAND, results)
+            experiment.save("demand", results)
             print(n, rho, results[f"n = {n}, rho = {rho}"], flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    experiment.start(main)

@@ -28,7 +28,6 @@ from kbr_jax import causal
 from .. import experiment
 from ..indoor.baselines import data_path
 
-COMMAND = "python -m benchmarks.causal.ihdp"
 SEEDS = 10
 ARMS = jnp.array([0, 1])
 
@@ -90,7 +89,6 @@ def repetition(seed: int) -> dict[str, float]:
 
 
 def main() -> None:
-    jax.config.update("jax_enable_x64", True)
     warnings.simplefilter("ignore")
     rows = experiment.repeat("ihdp", repetition, SEEDS)
     results = {
@@ -101,9 +99,9 @@ def main() -> None:
         }
         for name, values in experiment.columns(rows).items()
     }
-    experiment.save("ihdp", COMMAND, results)
+    experiment.save("ihdp", results)
     print(results)
 
 
 if __name__ == "__main__":
-    main()
+    experiment.start(main)

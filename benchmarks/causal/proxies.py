@@ -17,7 +17,6 @@ ridge by the error on the other half.
 
 import warnings
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from sklearn.kernel_ridge import KernelRidge
@@ -29,7 +28,6 @@ from kbr_jax import causal
 from .. import experiment
 from ..indoor.baselines import data_path
 
-COMMAND = "python -m benchmarks.causal.proxies"
 TABLES = ("maths", "reading", "abortion")
 SEEDS = 10
 RIDGES = 10.0 ** np.arange(-5, 0.1, 0.5)
@@ -137,7 +135,6 @@ def repetition(table: str, seed: int) -> dict[str, float]:
 
 
 def main() -> None:
-    jax.config.update("jax_enable_x64", True)
     warnings.simplefilter("ignore")
     results = {}
     for table in TABLES:
@@ -150,9 +147,9 @@ def main() -> None:
             }
             for name, errors in experiment.columns(rows).items()
         }
-        experiment.save("proxies", COMMAND, results)
+        experiment.save("proxies", results)
         print(table, results[table], flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    experiment.start(main)

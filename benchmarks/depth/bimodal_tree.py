@@ -27,7 +27,6 @@ import kbr_jax as kbr
 
 from .. import experiment
 
-COMMAND = "python -m benchmarks.depth.bimodal_tree"
 EDGES = [(0, 1), (1, 2), (1, 3), (0, 4), (4, 5)]
 SEEN = [2, 3, 5]
 GRID = np.linspace(-3.5, 3.5, 281)
@@ -114,7 +113,6 @@ def variation(sample: np.ndarray, cases: np.ndarray) -> float:
 
 
 def main() -> None:
-    jax.config.update("jax_enable_x64", True)
     results: dict = {}
     cases = draw(CASES, np.random.default_rng(99))[6:].T
     for size in tqdm(SIZES):
@@ -134,8 +132,8 @@ def main() -> None:
         for m, r in results.items()
     ]
     print(experiment.table(["m", "total variation", "each sample", "seconds"], rows))
-    print(experiment.save("bimodal_tree", COMMAND, results))
+    print(experiment.save("bimodal_tree", results))
 
 
 if __name__ == "__main__":
-    main()
+    experiment.start(main)

@@ -22,7 +22,6 @@ os.environ.setdefault(
 
 import functools
 import resource
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -43,7 +42,6 @@ from .. import experiment
 from . import methods, sampled
 from .worlds import World, worlds
 
-COMMAND = "python -m benchmarks.depth.images"
 SWEEPS, PIVOTS = 10, 32
 
 #: Rows, columns; scenes for training, validation and test; pairs an edge type; candidates.
@@ -370,22 +368,22 @@ def draw(problem: Problem, pictures: dict, result: dict) -> None:
     Image.open(path).convert("RGB").quantize(160).save(path, optimize=True)
 
 
-def main() -> None:
+def main(*words: str) -> None:
     chosen = [
-        name for name, word in zip(SIZES, ("small", "large"), strict=True) if word in sys.argv[1:]
+        name for name, word in zip(SIZES, ("small", "large"), strict=True) if word in words
     ] or list(SIZES)
     results: dict = experiment.previous("depth")
     for name in chosen:
         problem = Problem(name)
-        known = results.get(name, {}) if "again" in sys.argv[1:] else {}
+        known = results.get(name, {}) if "again" in words else {}
         best = tune(problem, known.get("parameters", {}))
         result, pictures = measure(name, problem, best, known.get("errors", {}))
         results[name] = {"parameters": best, "feature distance": problem.median, **result}
         print(f"\n{name}\n\n{summary(result)}\n\nmemory {result['memory GB']:.2f} GB", flush=True)
         if name == "107 x 86":
             draw(problem, pictures, result)
-    print(experiment.save("depth", COMMAND, results))
+    print(experiment.save("depth", results))
 
 
 if __name__ == "__main__":
-    main()
+    experiment.start(main, double=False)

@@ -19,7 +19,6 @@ Peers, all with a fifth of the pairs held out for stopping or for choosing:
   leave-one-out likelihood, over a grid.
 """
 
-import sys
 import time
 from collections.abc import Callable
 
@@ -36,7 +35,6 @@ from kbr_jax.tuning import spectral_loss
 
 from .. import experiment
 
-COMMAND = "python -m benchmarks.forecasts.densities"
 PAIRS, GRID, QUERIES, REPETITIONS = 500, 1000, 19, 3
 #: Parameters of the mixture: shares, means and variances of five normal densities.
 MIXTURE = np.random.default_rng(20)
@@ -289,9 +287,7 @@ def repetition(name: str, seed: int) -> dict[str, dict[str, float]]:
     return found
 
 
-def main() -> None:
-    jax.config.update("jax_enable_x64", True)
-    count = int(sys.argv[1]) if sys.argv[1:] else REPETITIONS
+def main(count: int = REPETITIONS) -> None:
     results = {}
     for name in DENSITIES:
         rows = experiment.repeat(f"densities {name}", lambda s, n=name: repetition(n, s), count)
@@ -307,9 +303,9 @@ def main() -> None:
             }
             for method in METHODS
         }
-        experiment.save("densities", COMMAND, results)
+        experiment.save("densities", results)
         print(name, results[name], flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    experiment.start(main)

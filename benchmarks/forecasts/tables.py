@@ -18,7 +18,6 @@ bandwidth for each column up to 30 columns, and noise, by marginal likelihood, t
 """
 
 import io
-import sys
 import time
 from typing import Any
 
@@ -40,7 +39,6 @@ from kbr_jax.learning import learn_forecast
 from .. import experiment
 from ..indoor.baselines import data_path
 
-COMMAND = "python -m benchmarks.forecasts.tables"
 #: Tables and how many of their last columns are targets.
 TABLES = {
     "andro": 6,
@@ -131,10 +129,9 @@ def conformal(quantiles: np.ndarray, truth: np.ndarray) -> float:
     return float(np.concatenate(inside).mean())
 
 
-def main() -> None:
-    jax.config.update("jax_enable_x64", True)
+def main(*names: str) -> None:
     results = experiment.previous("tables")
-    for name in sys.argv[1:] or TABLES:
+    for name in names or TABLES:
         x, y = load(name)
         rows: dict[str, list] = {method: [] for method in METHODS}
         for train, test in KFold(FOLDS, shuffle=True, random_state=0).split(x):
@@ -162,9 +159,9 @@ def main() -> None:
             | {"crps_folds": [value[0] for value in values]}
             for method, values in rows.items()
         }
-        experiment.save("tables", COMMAND, results)
+        experiment.save("tables", results)
         print(name, results[name], flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    experiment.start(main)

@@ -21,7 +21,6 @@ Laps 6, 7 and 9 are read once everything is chosen.
 import time
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -31,7 +30,6 @@ from .. import experiment
 from . import baselines
 from .baselines import TEST, TRAINING
 
-COMMAND = "python -m benchmarks.indoor.walker"
 FILTER_WINDOWS = (4, 8, 16)
 # Rivals, each with the stride of its training points while choosing; at the end it has all of them.
 METHODS = {
@@ -128,7 +126,6 @@ def main() -> None:
             f"Nothing was run."
         )
         return
-    jax.config.update("jax_enable_x64", True)
     began = time.perf_counter()
     laps = baselines.read_laps(TRAINING)
     chosen = choose(laps)
@@ -166,8 +163,8 @@ def main() -> None:
         "training laps": list(TRAINING),
         "methods": methods,
     }
-    print(experiment.save("indoor", COMMAND, results))
+    print(experiment.save("indoor", results))
 
 
 if __name__ == "__main__":
-    main()
+    experiment.start(main)

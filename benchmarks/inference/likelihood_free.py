@@ -19,7 +19,6 @@ delta = lambda^2 for Bayes' rule.
 """
 
 import pathlib
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -29,7 +28,6 @@ import jax
 import jax.numpy as jnp
 import matplotlib
 import numpy as np
-from tqdm import tqdm
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -40,7 +38,6 @@ from .. import experiment
 from . import abc as abc_baselines
 from . import gaussian_problem
 
-COMMAND = "python -m benchmarks.inference.likelihood_free"
 DIMENSIONS, RUNS, OBSERVATIONS = (2, 6), 10, 10
 CALLS = (1000, 3000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
 ACCEPTED = (10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000)
@@ -293,17 +290,18 @@ def draw(results: dict[str, Any], path: pathlib.Path) -> None:
     plt.close(figure)
 
 
-def main() -> None:
-    jax.config.update("jax_enable_x64", True)
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else RUNS
+def main(count: int = RUNS) -> None:
     results: dict[str, Any] = {"runs": count, "observations": OBSERVATIONS}
     for d in DIMENSIONS:
-        found = summary([run(d, seed) for seed in tqdm(range(count))])
+        rows = experiment.repeat(
+            f"likelihood free {d}", lambda seed, d=d: list(run(d, seed).items()), count
+        )
+        found = summary([{tuple(name): value for name, value in row} for row in rows])
         results[f"d = {d}"] = {
             "curves": found,
             "times faster than rejection ABC": comparison(found),
         }
-        experiment.save("likelihood_free", COMMAND, results)
+        experiment.save("likelihood_free", results)
         rows = [
             [
                 name,
@@ -328,4 +326,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    experiment.start(main)

@@ -16,7 +16,6 @@ least-squares cross-validation, and the best on the test points in hindsight, wh
 """
 
 import pathlib
-import sys
 import time
 from typing import Any
 
@@ -35,7 +34,6 @@ from .. import experiment
 from . import density_ratio as density_baseline
 from . import gaussian_problem
 
-COMMAND = "python -m benchmarks.inference.posterior"
 DIMENSIONS, RUNS, N, TESTS, FOLDS = (2, 4, 8, 12, 16, 24, 32, 48, 64), 20, 200, 1000, 10
 EPSILON, DELTA = 0.01 / np.sqrt(N), 1e-4
 FACTORS, DELTAS = np.array([0.5, 0.7, 1.0, 1.4, 2.0, 4.0, 8.0]), np.array([1e-4, 1e-5, 1e-6, 1e-7])
@@ -222,17 +220,16 @@ def draw(results: dict[str, Any], path: pathlib.Path) -> None:
     plt.close(figure)
 
 
-def main() -> None:
-    jax.config.update("jax_enable_x64", True)
-    runs = int(sys.argv[1]) if len(sys.argv) > 1 else RUNS
+def main(runs: int = RUNS) -> None:
     results: dict[str, Any] = {"n": N, "runs": runs, "milliseconds, d = 8": seconds_of_many()}
     for d in tqdm(DIMENSIONS):
-        rows, chosen = zip(*[run(d, seed) for seed in range(runs)], strict=True)
+        found = experiment.repeat(f"posterior {d}", lambda seed, d=d: run(d, seed), runs)
+        rows, chosen = zip(*found, strict=True)
         results[f"d = {d}"] = summary(list(rows))
         results[f"d = {d}"]["chosen, medians over runs"] = {
             name: float(np.median([row[name] for row in chosen])) for name in chosen[0]
         }
-    experiment.save("posterior_inference", COMMAND, results)
+    experiment.save("posterior_inference", results)
     draw(results, experiment.FIGURES / "posterior_inference.png")
     names = [name for name in results["d = 2"] if "chosen" not in name]
     cells = [
@@ -258,4 +255,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    experiment.start(main)

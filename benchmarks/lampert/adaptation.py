@@ -11,7 +11,6 @@ signed weights, its C that of the last set, or found by predicting the last obse
 before it.
 """
 
-import sys
 from typing import Any
 
 import jax
@@ -21,13 +20,11 @@ import scipy.ndimage
 from sklearn.datasets import load_digits
 from sklearn.model_selection import GridSearchCV
 from sklearn.svm import SVC
-from tqdm import tqdm
 
 import kbr_jax as kbr
 
 from .. import experiment
 
-COMMAND = "python -m benchmarks.lampert.adaptation"
 REPETITIONS, SETS, SIZE, TEST, RADIUS = 100, 6, 100, 2000, 1.5
 PENALTIES = 10.0 ** np.arange(-2, 4)
 
@@ -161,16 +158,15 @@ def run(sets: list[tuple[np.ndarray, np.ndarray]]) -> dict[str, float]:
     return found
 
 
-def main() -> None:
-    jax.config.update("jax_enable_x64", True)
-    repetitions = int(sys.argv[1]) if len(sys.argv) > 1 else REPETITIONS
+def main(repetitions: int = REPETITIONS) -> None:
     results: dict[str, Any] = {}
     for name, make in PROBLEMS.items():
         count = repetitions if "classes" in name else max(2, repetitions // 5)
-        rows = [
-            run(make(np.random.default_rng([3, seed])))
-            for seed in tqdm(range(count), desc=name, leave=False)
-        ]
+        rows = experiment.repeat(
+            f"adaptation {name}",
+            lambda seed, make=make: run(make(np.random.default_rng([3, seed]))),
+            count,
+        )
         values = {method: np.asarray([row[method] for row in rows]) for method in rows[0]}
         results[name] = {
             method: {
@@ -186,8 +182,8 @@ def main() -> None:
             {m: f"{v['accuracy']:.3f} ± {v['se']:.3f}" for m, v in results[name].items()},
             flush=True,
         )
-        experiment.save("adaptation", COMMAND, results)
+        experiment.save("adaptation", results)
 
 
 if __name__ == "__main__":
-    main()
+    experiment.start(main)

@@ -24,7 +24,6 @@ import kbr_jax as kbr
 
 from .. import experiment
 
-COMMAND = "python -m benchmarks.lampert.drift"
 STEPS, SMALLEST, LARGEST, REPETITIONS, PATCHES = 9, 20, 60, 4, 60
 KERNELS = {
     "histogram intersection": kbr.kernels.HistogramIntersection(),
@@ -158,7 +157,6 @@ def holm(p: list[float]) -> list[float]:
 
 
 def main() -> None:
-    jax.config.update("jax_enable_x64", True)
     results: dict[str, Any] = {}
     tests: list[tuple[dict[str, Any], float]] = []
     rank_test: Any = scipy.stats.wilcoxon
@@ -200,8 +198,8 @@ def main() -> None:
             cells.append(f"{test['wins']:.0%} ({test['p']:.1g})")
         rows.append([name, *cells])
     print(experiment.table(header, rows))
-    experiment.save("drift", COMMAND, results)
+    experiment.save("drift", results)
 
 
 if __name__ == "__main__":
-    main()
+    experiment.start(main)

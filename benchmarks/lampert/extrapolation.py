@@ -11,19 +11,16 @@ points on a grid. Distances are to the true embedding in closed form, in the RKH
 density.
 """
 
-import sys
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tqdm import tqdm
 
 import kbr_jax as kbr
 
 from .. import experiment
 
-COMMAND = "python -m benchmarks.lampert.extrapolation"
 SIZES, REPETITIONS = (10, 100, 1000), (1000, 400, 100)
 SETTINGS = ("mixture", "translation", "concentration")
 WINDOWS = {"mixture": (-7.0, 7.0), "translation": (-3.0, 5.0), "concentration": (-6.0, 6.0)}
@@ -130,10 +127,11 @@ def summary(values: np.ndarray, setting: str) -> dict[str, float]:
 
 def cell(setting: str, n: int, repetitions: int) -> dict[str, Any]:
     run = jax.jit(lambda sets, future: measure(setting, sets, future))
-    rows = [
-        run(*sample(setting, n, np.random.default_rng([7, seed, n])))
-        for seed in tqdm(range(repetitions), leave=False)
-    ]
+    rows = experiment.repeat(
+        f"extrapolation {setting} {n}",
+        lambda seed: run(*sample(setting, n, np.random.default_rng([7, seed, n]))),
+        repetitions,
+    )
     found: dict[str, Any] = {"repetitions": repetitions}
     for measured, names in jax.tree.map(lambda *values: np.stack(values), *rows).items():
         kind = (
@@ -172,14 +170,12 @@ def deviations(setting: str, n: int, found: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def main() -> None:
-    jax.config.update("jax_enable_x64", True)
-    repetitions = [int(argument) for argument in sys.argv[1:]] or REPETITIONS
+def main(*repetitions: int) -> None:
     results: dict[str, Any] = {}
     for setting in SETTINGS:
         results[setting] = {"infinity": limit(setting)}
         print(setting, "infinity", results[setting]["infinity"], flush=True)
-        for n, count in zip(SIZES, repetitions, strict=True):
+        for n, count in zip(SIZES, repetitions or REPETITIONS, strict=True):
             found = cell(setting, n, count)
             found["deviations in standard errors"] = deviations(setting, n, found)
             results[setting][str(n)] = found
@@ -190,8 +186,8 @@ def main() -> None:
                 }
                 print(setting, n, measured, shown, flush=True)
             print("   ", found["deviations in standard errors"], flush=True)
-            experiment.save("extrapolation", COMMAND, results)
+            experiment.save("extrapolation", results)
 
 
 if __name__ == "__main__":
-    main()
+    experiment.start(main)

@@ -26,7 +26,6 @@ Published errors of the same bins (linear decoders with history, variational Bay
 """
 
 import itertools
-import sys
 import time
 from typing import Any
 
@@ -34,6 +33,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from tqdm import tqdm
 
 import kbr_jax as kbr
 from kbr_jax.filtering import RivalFilter
@@ -46,7 +46,6 @@ from kbr_jax.learning._report import BANDWIDTHS, RIDGES
 from .. import experiment
 from ..indoor.baselines import data_path
 
-COMMAND = "python -m benchmarks.rat.decoding"
 #: Of linear decoders with history, over all bins of the repository's stored errors.
 PUBLISHED = {
     "spikes": {"median": 5.00, "mean": 10.23},
@@ -239,34 +238,38 @@ def summary(errors: list[np.ndarray]) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    jax.config.update("jax_enable_x64", True)
-    kinds = sys.argv[1:] or ["spikes", "field", "both"]
+def main(*kinds: str) -> None:
+    kinds = kinds or ("spikes", "field", "both")
     position, counts, field = load()
     position, results = position[1:], experiment.previous("rat") | {"published": PUBLISHED}
     folds = np.array_split(np.arange(len(position)), FOLDS)
     if "map" in kinds:
         results["map"] = metrics(position, counts, field)
-        experiment.save("rat", COMMAND, results)
+        experiment.save("rat", results)
     if "rival" in kinds:
         results["rival"] = rivals(position, observations("spikes", counts, field), folds)
-        experiment.save("rat", COMMAND, results)
+        experiment.save("rat", results)
     for kind in (kind for kind in kinds if kind in ("spikes", "field", "both")):
-        seen, errors = observations(kind, counts, field), {}
-        seconds = []
-        for held_out in folds:
-            start = time.perf_counter()
+        seen = observations(kind, counts, field)
+
+        def fold(number, kind=kind, seen=seen):
+            held_out, start = folds[number], time.perf_counter()
             estimates = learned(position, seen, held_out)
-            seconds.append(time.perf_counter() - start)
+            seconds = time.perf_counter() - start
             if kind == "spikes":
                 estimates["Poisson decoder"] = decoder(position, seen, held_out)
-            for name, found in estimates.items():
-                errors.setdefault(name, []).append(circular(found, position[held_out]))
-            shown = {name: summary(e) for name, e in errors.items()}
-            print(kind, len(seconds), f"{seconds[-1]:.0f} s", shown, flush=True)
-            results[kind] = {**shown, "seconds": float(np.mean(seconds))}
-            experiment.save("rat", COMMAND, results)
+            errors = {n: circular(found, position[held_out]) for n, found in estimates.items()}
+            return {"seconds": seconds, "errors": errors}
+
+        with tqdm(total=FOLDS, desc=kind, unit="fold") as bar:
+            rows = experiment.repeat(f"rat {kind}", fold, FOLDS, bar)
+        results[kind] = {
+            name: summary([np.asarray(row["errors"][name]) for row in rows])
+            for name in rows[0]["errors"]
+        } | {"seconds": float(np.mean([row["seconds"] for row in rows]))}
+        print(kind, results[kind], flush=True)
+        experiment.save("rat", results)
 
 
 if __name__ == "__main__":
-    main()
+    experiment.start(main)

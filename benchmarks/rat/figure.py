@@ -6,7 +6,6 @@ The filter is learned from spikes and field without the fifth of ten folds, as i
 and draws the first 15 seconds of movement of that fold.
 """
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -21,7 +20,6 @@ FOLD, BINS, PLACES = 4, 150, 145
 def main() -> None:
     import matplotlib.pyplot as plt
 
-    jax.config.update("jax_enable_x64", True)
     position, counts, field = load()
     seen, position = observations("both", counts, field), position[1:]
     held_out = np.array_split(np.arange(len(position)), FOLDS)[FOLD]
@@ -45,4 +43,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    experiment.start(main)

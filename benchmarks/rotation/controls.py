@@ -25,7 +25,6 @@ from .references import NOISE, bootstrap
 from .smoothing import CANDIDATES, fit, smooth
 
 OPTIMAL = "optimal (particle filter, true model, inputs known)"
-COMMAND = "python -m benchmarks.rotation.controls"
 REPETITIONS, SIZES, LOW, HIGH = 6, (200, 400), -0.2, 0.8
 PAIR_RANK, SMOOTHER_REGULARIZER = 120, 0.6
 CONTROLLED = np.asarray([(*row, width) for row in CANDIDATES for width in (0.5, 1.0)])
@@ -122,17 +121,18 @@ def summarize(rows):
     return {"methods": summary}
 
 
-def main() -> None:
+def main(repetitions: int = 0, *sizes: int) -> None:
     results = experiment.run_cells(
         "controls",
-        COMMAND,
         dict.fromkeys(SIZES, REPETITIONS),
         [""],
         lambda _, size, seed: repetition(size, seed),
         summarize,
+        repetitions,
+        sizes,
     )
     experiment.show_ratios(results, "methods")
 
 
 if __name__ == "__main__":
-    main()
+    experiment.start(main)

@@ -37,7 +37,6 @@ from .references import (
     unscented_kalman,
 )
 
-COMMAND = "python -m benchmarks.rotation.dynamics"
 REPETITIONS, TEST, BURN_IN = {200: 40, 400: 40, 800: 20}, 200, 20
 STATE_RANK, OBSERVATION_RANK = 80, 40
 
@@ -209,12 +208,12 @@ def summarize(rows):
     return {"methods": summary}
 
 
-def main() -> None:
+def main(repetitions: int = 0, *sizes: int) -> None:
     results = experiment.run_cells(
-        "rotation_dynamics", COMMAND, REPETITIONS, list(SYSTEMS), repetition, summarize
+        "rotation_dynamics", REPETITIONS, list(SYSTEMS), repetition, summarize, repetitions, sizes
     )
     experiment.show_ratios(results, "methods")
 
 
 if __name__ == "__main__":
-    main()
+    experiment.start(main)

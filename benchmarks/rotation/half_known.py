@@ -23,7 +23,6 @@ from .. import experiment
 from .dynamics import BURN_IN, TEST, squared_errors
 from .references import FREQUENCY, NOISE, SYSTEMS, particle_filter, simulate
 
-COMMAND = "python -m benchmarks.rotation.half_known"
 REPETITIONS, DRAWS = {50: 20, 200: 20}, 10
 STATE_SCALES, OBSERVATION_SCALES = (0.35, 0.7), (0.9, 2.0)
 EPSILONS, DELTAS, TRUNCATIONS = (3e-4, 3e-3), (1e-3, 1e-2), (0.0, 0.1)
@@ -116,17 +115,18 @@ def repetition(system, size, seed):
     return {name: float(squared_errors(value, truth, BURN_IN)) for name, value in found.items()}
 
 
-def main() -> None:
+def main(repetitions: int = 0, *sizes: int) -> None:
     results = experiment.run_cells(
         "half_known",
-        COMMAND,
         REPETITIONS,
         list(SYSTEMS),
         repetition,
         lambda rows: {"methods": experiment.ratios(rows, LEARNED)},
+        repetitions,
+        sizes,
     )
     experiment.show_ratios(results, "methods")
 
 
 if __name__ == "__main__":
-    main()
+    experiment.start(main)

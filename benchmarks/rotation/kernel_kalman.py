@@ -33,7 +33,6 @@ from .dynamics import BURN_IN, TEST, squared_errors
 from .references import OPTIMAL, SYSTEMS, particle_filter, simulate
 from .smoothing import CANDIDATES, filtered, fit
 
-COMMAND = "python -m benchmarks.rotation.kernel_kalman"
 REPETITIONS, SIZES, STATE_RANK, OBSERVATION_RANK = 4, (200, 400), 60, 40
 # Bandwidths of states and observations in medians, lambda, kappa, and whether R is the residuals'
 # covariance.
@@ -156,14 +155,15 @@ def summarize(rows):
     }
 
 
-def main() -> None:
+def main(repetitions: int = 0, *sizes: int) -> None:
     results = experiment.run_cells(
         "kernel_kalman",
-        COMMAND,
         dict.fromkeys(SIZES, REPETITIONS),
         list(SYSTEMS),
         repetition,
         summarize,
+        repetitions,
+        sizes,
     )
     experiment.show_ratios(results, "to optimal")
     for size, system in itertools.product(SIZES, SYSTEMS):
@@ -174,8 +174,8 @@ def main() -> None:
             states, observations, tests, cell["chosen"]
         )
         print(f"({system}) T = {size}: ms a step", cell["milliseconds a step"])
-    experiment.save("kernel_kalman", COMMAND, results)
+    experiment.save("kernel_kalman", results)
 
 
 if __name__ == "__main__":
-    main()
+    experiment.start(main)

@@ -50,7 +50,6 @@ from .references import (
     unscented_kalman,
 )
 
-COMMAND = "python -m benchmarks.rotation.smoothing"
 REPETITIONS, LAGS = {200: 12, 400: 12, 800: 6}, (1, 2, 5, None)
 STATE_RANK, OBSERVATION_RANK, TRUNCATION = 60, 40, 0.03
 # Observation bandwidths in medians; delta = d / h_o^2, as in the filtering benchmark.
@@ -192,13 +191,13 @@ def show(results):
         print(experiment.table([f"mean squared error {title}", *results], rows), end="\n\n")
 
 
-def main() -> None:
+def main(repetitions: int = 0, *sizes: int) -> None:
     show(
         experiment.run_cells(
-            "smoothing", COMMAND, REPETITIONS, list(SYSTEMS), repetition, summarize
+            "smoothing", REPETITIONS, list(SYSTEMS), repetition, summarize, repetitions, sizes
         )
     )
 
 
 if __name__ == "__main__":
-    main()
+    experiment.start(main)

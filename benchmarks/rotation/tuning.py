@@ -16,7 +16,6 @@ to the optimal filter.
 """
 
 import itertools
-import sys
 import time
 from typing import Any
 
@@ -33,7 +32,6 @@ from ..models import importance_filter
 from .dynamics import BURN_IN, OBSERVATION_RANK, STATE_RANK, TEST, squared_errors
 from .references import OPTIMAL, SYSTEMS, particle_filter, simulate
 
-COMMAND = "python -m benchmarks.rotation.tuning"
 SIZES, REPETITIONS, GRIDS, FOLDS, STEPS, TRUNCATION = (200, 400, 800), 20, 3, 4, 45, 0.03
 OPTIMIZER = optax.adam(optax.cosine_decay_schedule(0.3, STEPS))
 #: Where the descent starts: bandwidths in medians, regularizers as anybody would guess.
@@ -210,11 +208,8 @@ def medians(seconds: list[dict[str, float]]) -> dict[str, float]:
     }
 
 
-def main() -> None:
-    jax.config.update("jax_enable_x64", True)
-    numbers = [int(argument) for argument in sys.argv[1:]]
-    repetitions, grids = (numbers + [REPETITIONS, GRIDS][len(numbers) :])[:2]
-    sizes = numbers[2:] or SIZES
+def main(repetitions: int = REPETITIONS, grids: int = GRIDS, *sizes: int) -> None:
+    sizes = sizes or SIZES
     results = experiment.previous("rotation_tuning")
     with tqdm(total=len(SYSTEMS) * len(sizes) * repetitions, unit="run") as bar:
         for size, system in itertools.product(sizes, SYSTEMS):
@@ -222,8 +217,8 @@ def main() -> None:
             for part in (found, found.get("where all ran", {})):
                 ratios = {name: round(m["ratio"], 3) for name, m in part.get("methods", {}).items()}
                 print(f"({system}) T = {size}", ratios, part.get("seconds"), flush=True)
-            experiment.save("rotation_tuning", COMMAND, results)
+            experiment.save("rotation_tuning", results)
 
 
 if __name__ == "__main__":
-    main()
+    experiment.start(main)

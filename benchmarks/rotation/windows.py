@@ -9,8 +9,6 @@ weights of the lags). Kernel ridge regression of the state on the same windows l
 and its regularizer by leave-one-out. Ratios of squared errors to the optimal filter's.
 """
 
-import itertools
-import sys
 from typing import Any
 
 import jax
@@ -26,7 +24,6 @@ from .dynamics import BURN_IN, TEST, squared_errors
 from .references import OPTIMAL, SYSTEMS, particle_filter, simulate
 from .tuning import START, by_gradient, decode, stretches
 
-COMMAND = "python -m benchmarks.rotation.windows"
 LENGTHS, REPETITIONS, SIZE, STEPS = (1, 2, 4, 8), 6, 400, 60
 
 
@@ -82,17 +79,18 @@ def repetition(system: str, size: int, seed: int) -> dict[str, float]:
     return {name: float(squared_errors(value, truth, BURN_IN)) for name, value in estimates.items()}
 
 
-def main() -> None:
-    jax.config.update("jax_enable_x64", True)
-    repetitions, size = (
-        [int(argument) for argument in sys.argv[1:]] + [REPETITIONS, SIZE][len(sys.argv) - 1 :]
-    )[:2]
+def main(repetitions: int = REPETITIONS, size: int = SIZE) -> None:
     results: dict[str, Any] = {"T": size, "repetitions": repetitions}
-    rows: dict[str, list[dict[str, float]]] = {system: [] for system in SYSTEMS}
-    for seed, system in tqdm(list(itertools.product(range(repetitions), SYSTEMS))):
-        rows[system].append(repetition(system, size, seed))
-        results[f"({system})"] = experiment.ratios(rows[system], OPTIMAL)
-        experiment.save("windows", COMMAND, results)
+    with tqdm(total=len(SYSTEMS) * repetitions, unit="run") as bar:
+        for system in SYSTEMS:
+            rows = experiment.repeat(
+                f"windows {system} {size}",
+                lambda seed, s=system: repetition(s, size, seed),
+                repetitions,
+                bar,
+            )
+            results[f"({system})"] = experiment.ratios(rows, OPTIMAL)
+            experiment.save("windows", results)
     header = ["last observations", *map(str, LENGTHS)]
     for system in SYSTEMS:
         found = results[f"({system})"]
@@ -117,4 +115,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    experiment.start(main)

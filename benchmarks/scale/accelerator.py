@@ -26,7 +26,6 @@ import kbr_jax as kbr
 
 from .. import experiment
 
-COMMAND = "python -m benchmarks.scale.accelerator"
 SAMPLE, RANK, STEPS = 1000, 100, 50
 BATCHES = (1, 64, 1024, 16384)
 #: Seconds to launch a kernel without a CUDA graph, as commonly given (2 to 3 microseconds), and
@@ -180,9 +179,9 @@ def main() -> None:
                 *(f"{v['microseconds a sequence']:.2f}" for v in found.values()),
             ]
         )
-    experiment.save("accelerator", COMMAND, results)
+    experiment.save("accelerator", results)
     print(experiment.table(["us a sequence and step", "kernels", *map(str, BATCHES)], rows))
 
 
 if __name__ == "__main__":
-    main()
+    experiment.start(main, double=False)

@@ -8,7 +8,6 @@ $(K + n \lambda I)^{-1} k(X, x)$ of a batch of queries: against a Cholesky facto
 that is possible, then at n = 100 000 by default, where K alone would take 80 GB.
 """
 
-import sys
 import time
 from typing import Any
 
@@ -20,7 +19,6 @@ import kbr_jax as kbr
 
 from .. import experiment
 
-COMMAND = "python -m benchmarks.scale.conjugate_gradient"
 DENSE, LARGE, QUERIES, DIMENSIONS = 4000, 100_000, 10, 3
 BANDWIDTH, REGULARIZER, RANKS, LIMIT, TOLERANCE = 1.0, 1e-6, (0, 500), 400, 1e-6
 #: At n = 100 000 an iteration is 10^10 values of the kernel: plain conjugate gradients only show
@@ -73,9 +71,7 @@ def dense(n: int) -> tuple[dict[str, Any], Any]:
     }, np.asarray(weights)
 
 
-def main() -> None:
-    jax.config.update("jax_enable_x64", True)
-    large = int(sys.argv[1]) if len(sys.argv) > 1 else LARGE
+def main(large: int = LARGE) -> None:
     results: dict[str, Any] = {
         "settings": {"regularizer": REGULARIZER, "tolerance": TOLERANCE, "queries": QUERIES}
     }
@@ -90,8 +86,8 @@ def main() -> None:
         results[f"n = {large}, rank {rank}"], _ = solve(large, rank, LARGE_LIMITS[rank])
     for name, result in results.items():
         print(name, {key: float(f"{value:.3g}") for key, value in result.items()})
-    print(experiment.save("conjugate_gradient", COMMAND, results))
+    print(experiment.save("conjugate_gradient", results))
 
 
 if __name__ == "__main__":
-    main()
+    experiment.start(main)

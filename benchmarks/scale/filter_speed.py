@@ -20,7 +20,6 @@ import kbr_jax as kbr
 from .. import experiment
 from ..rotation.references import simulate
 
-COMMAND = "python -m benchmarks.scale.filter_speed"
 SAMPLE, RANK, STEPS, BATCH = 1000, 100, 200, 64
 STATE_BANDWIDTH, OBSERVATION_BANDWIDTH, EPSILON, DELTA, TRUNCATION = 0.4, 0.5, 1e-4, 1e-5, 0.02
 
@@ -66,7 +65,6 @@ def fit(states, observations, rank):
 
 
 def main() -> None:
-    jax.config.update("jax_enable_x64", True)
     states, observations = simulate("b", SAMPLE, np.random.default_rng(0))
     tests = [simulate("b", STEPS, np.random.default_rng(1 + b)) for b in range(BATCH)]
     truth, seen = np.stack([t[0] for t in tests]), jnp.asarray(np.stack([t[1] for t in tests]))
@@ -121,8 +119,8 @@ def main() -> None:
         f"largest difference of dense estimates "
         f"{results['largest difference of dense estimates']:.1e}"
     )
-    print(experiment.save("filter_speed", COMMAND, results))
+    print(experiment.save("filter_speed", results))
 
 
 if __name__ == "__main__":
-    main()
+    experiment.start(main)

@@ -13,7 +13,6 @@ import sys
 import tempfile
 import time
 
-COMMAND = "python -m benchmarks.scale.first_call"
 SAMPLE, STEPS, REPEATS = 500, 50, 3
 
 
@@ -77,8 +76,6 @@ def middle(rows: list[dict[str, float]]) -> dict[str, float]:
 
 
 def main() -> None:
-    from .. import experiment  # not above: it imports jax, and the import is measured
-
     results = {}
     for rank in (None, 100):
         for double in (False, True):
@@ -91,11 +88,13 @@ def main() -> None:
     header = list(next(iter(results.values())))
     rows = [[name, *(f"{row[key]:.2f}" for key in header)] for name, row in results.items()]
     print(experiment.table(["seconds", *header], rows))
-    experiment.save("first_call", COMMAND, results)
+    experiment.save("first_call", results)
 
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
         print(json.dumps(child(int(sys.argv[1]) or None, bool(int(sys.argv[2])))))
     else:
-        main()
+        from .. import experiment  # not above: it imports jax, and the import is measured
+
+        experiment.start(main, double=False)

@@ -19,7 +19,6 @@ import kbr_jax as kbr
 from .. import experiment
 from ..rotation.references import simulate
 
-COMMAND = "python -m benchmarks.scale.gradient_cost"
 PAIRS, RANK, STATES, STEPS, LONG = 1000, 100, 400, 100, 10_000
 PARAMETERS = {"h": 0.4, "c": 0.5, "epsilon": 1e-4, "delta": 1e-4}
 
@@ -108,15 +107,14 @@ def measure(loss: Callable, options: tuple) -> dict[str, float]:
 
 
 def main() -> None:
-    jax.config.update("jax_enable_x64", True)
     results = {}
     for name, (loss, options) in losses().items():
         results[name] = measure(loss, options)
         print(
             name, {key: float(f"{value:.3g}") for key, value in results[name].items()}, flush=True
         )
-    print(experiment.save("gradient_cost", COMMAND, results))
+    print(experiment.save("gradient_cost", results))
 
 
 if __name__ == "__main__":
-    main()
+    experiment.start(main)

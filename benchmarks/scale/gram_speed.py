@@ -9,7 +9,6 @@ The matrix: scikit-learn's `rbf_kernel`, and NumPy as one writes it ($|x|^2 + |y
 system's C++ compiler.
 """
 
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +21,6 @@ import kbr_jax as kbr
 
 from .. import experiment
 
-COMMAND = "python -m benchmarks.scale.gram_speed"
 DIMENSIONS, COLUMNS, BANDWIDTH = 10, (1,), 1.5
 DTYPES = ("float32", "float64")
 
@@ -123,9 +121,7 @@ def products(n: int, columns: int, dtype: str) -> tuple[dict[str, float], dict[s
     return times, memory
 
 
-def main() -> None:
-    jax.config.update("jax_enable_x64", True)
-    n_gram, n_product = [int(a) for a in sys.argv[1:]] or [8192, 50_000]
+def main(n_gram: int = 8192, n_product: int = 50_000) -> None:
     results: dict[str, Any] = {}
     rows = []
     for dtype in DTYPES:
@@ -159,8 +155,8 @@ def main() -> None:
             [r + [""] * (width - len(r)) for r in rows],
         )
     )
-    print(experiment.save("gram_speed", COMMAND, results))
+    print(experiment.save("gram_speed", results))
 
 
 if __name__ == "__main__":
-    main()
+    experiment.start(main)

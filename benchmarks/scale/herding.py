@@ -8,7 +8,6 @@ sample too, so both libraries first compute its mean embedding at every candidat
 `benchmarks`) gets the block size that is fastest for it here.
 """
 
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +20,6 @@ import kbr_jax as kbr
 
 from .. import experiment
 
-COMMAND = "python -m benchmarks.scale.herding"
 CANDIDATES, DIMENSIONS, POINTS, BANDWIDTH = 100_000, 10, 1000, 3.0
 SETS, SET_SIZE = 100, 1000
 BLOCKS = (1000, 4000)
@@ -113,15 +111,14 @@ def set_products() -> dict[str, float]:
     return times
 
 
-def main() -> None:
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else CANDIDATES
+def main(count: int = CANDIDATES) -> None:
     results = {
         "candidates": count,
         "seconds, sets of points": set_products(),
         "herding": herding(count),
     }
-    experiment.save("herding_speed", COMMAND, results)
+    experiment.save("herding_speed", results)
 
 
 if __name__ == "__main__":
-    main()
+    experiment.start(main, double=False)

@@ -20,7 +20,6 @@ from kbr_jax.features import landmark_features
 
 from .. import experiment
 
-COMMAND = "python -m benchmarks.scale.landmarks"
 POINTS, DIMENSION, RANK, BANDWIDTH, CHUNK, REPEATS = 100_000, 10, 500, 3.0, 10_000, 1
 
 
@@ -69,7 +68,6 @@ def methods(x: np.ndarray) -> dict:
 
 
 def main() -> None:
-    jax.config.update("jax_enable_x64", True)
     x = np.random.default_rng(0).normal(size=(POINTS, DIMENSION))
 
     @jax.jit
@@ -117,8 +115,8 @@ def main() -> None:
         "times faster than": ratios,
         "residual trace over n": traces,
     }
-    print(experiment.save("landmark_selection", COMMAND, results))
+    print(experiment.save("landmark_selection", results))
 
 
 if __name__ == "__main__":
-    main()
+    experiment.start(main)

@@ -36,7 +36,6 @@ from ..rotation.references import simulate
 from . import filter_speed
 from .filter_speed import DELTA, EPSILON, OBSERVATION_BANDWIDTH, STATE_BANDWIDTH
 
-COMMAND = "python -m benchmarks.scale.moments"
 SIZES, RANK, STEPS, BATCHES, SEQUENCES = (1_000, 10_000, 100_000, 1_000_000), 100, 200, (64, 256), 4
 FEW = 20  # steps at which a batch is timed
 LABELS = {"pairs": "rule (b)", "importance": "importance-weighted"}
@@ -235,22 +234,19 @@ PARTS = {
 }
 
 
-def main() -> None:
+def main(*numbers: int) -> None:
     """All parts, or those whose numbers are given; the others keep their last results."""
-    jax.config.update("jax_enable_x64", True)
     results = experiment.previous("moments")
-    wanted = [list(PARTS)[int(number)] for number in sys.argv[1:]] or list(PARTS)
+    wanted = [list(PARTS)[number] for number in numbers] or list(PARTS)
     for name in wanted:
         results[name] = PARTS[name]()
         print(name)
         for row, value in results[name].items():
             print("   ", row, value)
         print(
-            experiment.save(
-                "moments", COMMAND, {name: results[name] for name in PARTS if name in results}
-            )
+            experiment.save("moments", {name: results[name] for name in PARTS if name in results})
         )
 
 
 if __name__ == "__main__":
-    main()
+    experiment.start(main)

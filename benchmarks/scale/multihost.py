@@ -25,7 +25,6 @@ import kbr_jax as kbr
 
 from .. import experiment
 
-COMMAND = "python -m benchmarks.scale.multihost"
 #: (processes, devices of each). The first is the base of all ratios.
 LAYOUTS = ((1, 1), (2, 1), (1, 8), (2, 4))
 REPEATS = 3
@@ -149,7 +148,7 @@ def local() -> None:
         for name, scale, time in json.loads(out.splitlines()[-1]):
             label = f"{processes} x {devices}" + (", weak" if scale > 1 else "")
             results[name][label] = time
-    experiment.save("multihost", COMMAND, results)
+    experiment.save("multihost", results)
     header = list(results[next(iter(WORK))])
     body = [[name, *(f"{times[key]:.0f}" for key in header)] for name, times in results.items()]
     print(experiment.table(["ms; processes x devices", *header], body))
@@ -164,10 +163,14 @@ def cluster() -> None:
         print(experiment.table(["work", "times as large", "ms"], found))
 
 
-if __name__ == "__main__":
-    if sys.argv[1:2] == ["child"]:
-        join(*map(int, sys.argv[2:]))
-    elif sys.argv[1:] == ["cluster"]:
+def main(word: str = "", *numbers: int) -> None:
+    if word == "child":
+        join(*numbers)
+    elif word == "cluster":
         cluster()
     else:
         local()
+
+
+if __name__ == "__main__":
+    experiment.start(main, double=False)

@@ -8,7 +8,6 @@ both precisions over 200 steps (their trajectories part at small regularizers, t
 not).
 """
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -18,7 +17,6 @@ from .. import experiment
 from ..models import moment_filter
 from ..rotation.references import simulate
 
-COMMAND = "python -m benchmarks.scale.precision"
 SIZE, STEPS, RANK = 400, 200, 60
 RIDGES, DELTAS = (1e-2, 1e-4, 1e-6, 1e-8), (1e-3, 1e-5, 1e-7, 1e-9)
 
@@ -101,7 +99,6 @@ def paths(states, observations, tests):
 
 
 def main() -> None:
-    jax.config.update("jax_enable_x64", True)
     rng = np.random.default_rng(0)
     states, observations = simulate("b", SIZE, rng)
     truth, tests = simulate("b", STEPS, rng)
@@ -133,8 +130,8 @@ def main() -> None:
         ]
         rows.append([name, *values])
     print(experiment.table(["path", *(f"regularizer {i + 1}" for i in range(4))], rows))
-    print(experiment.save("precision", COMMAND, results))
+    print(experiment.save("precision", results))
 
 
 if __name__ == "__main__":
-    main()
+    experiment.start(main)

@@ -31,7 +31,6 @@ from ..camera import video as camera
 from ..rotation.references import simulate
 from .filter_speed import DELTA, EPSILON, OBSERVATION_BANDWIDTH, STATE_BANDWIDTH, TRUNCATION
 
-COMMAND = "python -m benchmarks.scale.rank"
 RANKS = {"rotation dynamics": (10, 20, 40, 80, 160), "look-alike room": (50, 100, 200, 300)}
 LENGTH, STEPS, SEQUENCES = 800, 200, 16
 CLIPPED = "kernel Bayes filter (b), clipped, truncated"
@@ -132,7 +131,6 @@ def draw(results: dict) -> None:
 
 
 def main() -> None:
-    jax.config.update("jax_enable_x64", True)
     runs = {"rotation dynamics": rotation, "look-alike room": room}
     names = {
         "rotation dynamics": list(choices(kbr.Gaussian(1.0), jnp.zeros((2, 2)), 2)),
@@ -149,8 +147,8 @@ def main() -> None:
                     results[name][choice][str(rank)] = {"error": error, "ms": milliseconds}
                     bar.update()
     draw(results)
-    print(experiment.save("rank", COMMAND, results))
+    print(experiment.save("rank", results))
 
 
 if __name__ == "__main__":
-    main()
+    experiment.start(main)

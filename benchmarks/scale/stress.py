@@ -5,7 +5,6 @@ on two cores. Each program here holds several. Run it without environment variab
 """
 
 import faulthandler
-import sys
 import time
 
 import jax
@@ -14,6 +13,8 @@ import numpy as np
 from tqdm import tqdm
 
 import kbr_jax as kbr
+
+from .. import experiment
 
 SIZES = (3, 8)
 POINTS = 60
@@ -73,7 +74,7 @@ def cross_validation(key, x, y, z):
 PROGRAMS = (two_fits, filters, tuning, independence, cross_validation)
 
 
-def main(rounds: int, names: list[str]) -> None:
+def main(rounds: int = 10_000, *names: str) -> None:
     rng = np.random.default_rng(0)
     faulthandler.dump_traceback_later(240, repeat=True)
     chosen = [program for program in PROGRAMS if not names or program.__name__ in names]
@@ -90,4 +91,4 @@ def main(rounds: int, names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 10_000, sys.argv[2:])
+    experiment.start(main, double=False)

@@ -23,7 +23,6 @@ import kbr_jax as kbr
 from .. import experiment
 from ..rotation.references import NOISE, simulate, transition
 
-COMMAND = "python -m benchmarks.scale.transition_operators"
 PAIRS, RANK, QUERIES, BANDWIDTH, STEPS, SIMULATIONS = 1000, 200, 1000, 0.3, 5, 2000
 REGULARIZERS, RANKS = 10.0 ** np.arange(-9.0, -2.0), (25, 100, 200)
 
@@ -95,7 +94,6 @@ def true_means(queries):
 
 
 def main() -> None:
-    jax.config.update("jax_enable_x64", True)
     states = simulate("b", PAIRS + 1, np.random.default_rng(0))[0]
     held_out = simulate("b", QUERIES + 1, np.random.default_rng(1))[0]
     queries = simulate("b", QUERIES, np.random.default_rng(3))[0]
@@ -139,8 +137,8 @@ def main() -> None:
         for name, row in results.items()
     ]
     print(experiment.table(["", *next(iter(results.values()))], rows))
-    print(experiment.save("transition_operators", COMMAND, results))
+    print(experiment.save("transition_operators", results))
 
 
 if __name__ == "__main__":
-    main()
+    experiment.start(main)

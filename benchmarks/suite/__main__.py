@@ -16,7 +16,7 @@ import tempfile
 from .. import experiment
 
 SLOWER = 1.5
-NAME, COMMAND = "suite", "python -m benchmarks.suite store"
+NAME = "suite"
 
 
 def measured() -> dict[str, dict[str, float]]:
@@ -37,7 +37,7 @@ def measured() -> dict[str, dict[str, float]]:
     return found
 
 
-def main() -> None:
+def main(word: str = "") -> None:
     found, stored = measured(), experiment.previous(NAME)
     rows, slower = [], []
     for name, case in found.items():
@@ -47,11 +47,11 @@ def main() -> None:
         if case["ratio"] > SLOWER * before:
             slower.append(name)
     print(experiment.table(["call", "ms", "yardstick, ms", "ratio", "stored ratio"], rows))
-    if "store" in sys.argv[1:]:
-        print(experiment.save(NAME, COMMAND, found))
+    if word == "store":
+        print(experiment.save(NAME, found))
     elif slower:
         sys.exit(f"Slower by {SLOWER}: {'; '.join(slower)}.")
 
 
 if __name__ == "__main__":
-    main()
+    experiment.start(main, double=False)

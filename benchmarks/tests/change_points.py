@@ -21,7 +21,6 @@ import json
 import math
 import os
 import pathlib
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -36,7 +35,6 @@ from kbr_jax.kernels import default_kernel
 
 from .. import experiment
 
-COMMAND = "KBR_DATA=FOLDER python -m benchmarks.tests.change_points"
 REPETITIONS, LENGTH, CHANGES, MARGIN, DETECTORS = 50, 500, 4, 10, 64
 #: Stored F1 and covering of BOCPD, ECP (energy distance), KCPA and PELT with default settings. NaN
 #: where a method did not run.
@@ -370,9 +368,7 @@ def detectors() -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else REPETITIONS
-    jax.config.update("jax_enable_x64", True)
+def main(count: int = REPETITIONS) -> None:
     methods: dict[str, Method] = {
         "ours": lambda x: change_points(None, jnp.asarray(x)).changes.tolist(),
         **peers(),
@@ -386,10 +382,10 @@ def main() -> None:
     results["annotated"] = annotated(methods)
     jax.config.update("jax_enable_x64", False)
     results["detector"] = detectors()
-    experiment.save("change_points", COMMAND, results)
+    experiment.save("change_points", results)
     print(json.dumps({k: v for k, v in results.items() if k != "annotated"}, indent=1))
     print(json.dumps(results["annotated"].get("mean"), indent=1))
 
 
 if __name__ == "__main__":
-    main()
+    experiment.start(main)

@@ -13,7 +13,6 @@ import csv
 import functools
 import os
 import pathlib
-import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +27,6 @@ import kbr_jax as kbr
 
 from .. import experiment
 
-COMMAND = "KBR_DATA=FOLDER python -m benchmarks.tests.conditional"
 LEVEL, DRAWS, REPETITIONS = 0.05, 500, 200
 WARNS = 2.0  # `bias` above which the test warns
 STATES = {"California": "ca", "Illinois": "il", "Missouri": "mo", "Texas": "tx"}
@@ -134,8 +132,7 @@ def rates(name: str, make: Callable[[int], Triples], tests: dict, count: int, ba
     return found
 
 
-def main() -> None:
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else REPETITIONS
+def main(count: int = REPETITIONS) -> None:
     tests = {"ours": ours, "KCI": of_causal_learn("kci"), "RCIT": of_causal_learn("rcit")}
     data = "KBR_DATA" in os.environ
     parts = settings(data)
@@ -153,17 +150,17 @@ def main() -> None:
                 name: rates(f"{part} {name}", make, tests, count, bar)
                 for name, make in makers.items()
             }
-            experiment.save("conditional", COMMAND, results)
+            experiment.save("conditional", results)
         triples = index_model(np.random.default_rng(0), 1000, "sine", 0.0)
         results["seconds, n = 1000"] = {
             label: experiment.milliseconds(lambda t=test: t(triples, 0), 3) / 1e3
             for label, test in tests.items()
         }
-    experiment.save("conditional", COMMAND, results)
+    experiment.save("conditional", results)
     if not data:
         print("KBR_DATA is not set: no car insurance")
     print(results["seconds, n = 1000"])
 
 
 if __name__ == "__main__":
-    main()
+    experiment.start(main, double=False)

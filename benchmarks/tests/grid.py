@@ -5,7 +5,6 @@
 The hypothesis is true in every data set. Everything is chosen by default.
 """
 
-import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +20,6 @@ import kbr_jax as kbr
 from .. import experiment
 from .series import series
 
-COMMAND = "python -m benchmarks.tests.grid"
 LEVEL, REPETITIONS, DRAWS, N = 0.05, 1000, 199, 50
 Sampler = Callable[[jax.Array, int], Any]
 
@@ -166,9 +164,7 @@ def settings() -> dict[str, dict[str, Callable[[jax.Array], jax.Array]]]:
     return found
 
 
-def main() -> None:
-    jax.config.update("jax_enable_x64", True)
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else REPETITIONS
+def main(count: int = REPETITIONS) -> None:
     low, high = scipy.stats.binom.ppf([0.005, 0.995], count, LEVEL) / count
     results: dict[str, Any] = {"repetitions": count, "bounds, 99 %": [float(low), float(high)]}
     keys, cells = jax.random.split(jax.random.key(0), count), settings()
@@ -181,9 +177,9 @@ def main() -> None:
                 run = jax.jit(lambda keys, p=p_value: jax.lax.map(p, keys))
                 found[test] = float(np.mean(np.asarray(run(keys)) <= LEVEL))
                 bar.update()
-            experiment.save("test_levels", COMMAND, results)
+            experiment.save("test_levels", results)
     print(results)
 
 
 if __name__ == "__main__":
-    main()
+    experiment.start(main)

@@ -28,7 +28,6 @@ from kbr_jax.kernels import default_kernel
 
 from .. import experiment
 
-COMMAND = "python -m benchmarks.tests.large"
 N, DIMENSION, PERMUTATIONS, LANDMARKS = 100_000, 10, 500, 100
 KEYS = jax.random.split(jax.random.key(0), 4)
 OPTIONS: dict[str, Any] = {"key": KEYS[3], "num_permutations": PERMUTATIONS}
@@ -81,17 +80,17 @@ def measured(name: str) -> dict[str, float]:
     return found if result is None else found | {"p": float(jnp.asarray(result.p_value))}
 
 
-def main() -> None:
-    if len(sys.argv) > 1:
-        print(json.dumps(measured(sys.argv[1])))
+def main(row: str = "") -> None:
+    if row:
+        print(json.dumps(measured(row)))
         return
     results = {"permutations": PERMUTATIONS, "dimension": DIMENSION, "rows": {}}
     for name in tqdm(ROWS, unit="test"):
         command = [sys.executable, "-m", "benchmarks.tests.large", name]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         results["rows"][name] = json.loads(done.stdout.splitlines()[-1])
-        experiment.save("large", COMMAND, results)
+        experiment.save("large", results)
 
 
 if __name__ == "__main__":
-    main()
+    experiment.start(main, double=False)

@@ -20,7 +20,6 @@ import kbr_jax as kbr
 
 from .. import experiment
 
-COMMAND = "python -m benchmarks.tests.levels"
 LEVEL, REPETITIONS, DRAWS, N = 0.05, 1000, 199, 50
 POWER_SETS, POWER_DRAWS, LARGE, LARGE_DRAWS, PEER_DRAWS = 200, 99, 1000, 1000, 40
 G = kbr.Gaussian(1.0)
@@ -193,15 +192,14 @@ def against_hyppo() -> dict[str, Any]:
 
 
 def main() -> None:
-    jax.config.update("jax_enable_x64", True)
     results: dict[str, Any] = {"levels": levels()}
-    experiment.save("hypotheses", COMMAND, results)
+    experiment.save("hypotheses", results)
     if importlib.util.find_spec("hyppo"):
         results["against hyppo"] = against_hyppo()
-        experiment.save("hypotheses", COMMAND, results)
+        experiment.save("hypotheses", results)
     else:
         print("hyppo is not installed: not compared")
 
 
 if __name__ == "__main__":
-    main()
+    experiment.start(main)

@@ -25,7 +25,6 @@ import kbr_jax as kbr
 
 from .. import experiment
 
-COMMAND = "KBR_DATA=FOLDER python -m benchmarks.tests.power"
 LEVEL, DRAWS, REPETITIONS = 0.05, 500, 200
 NAMES = "FUSE, stored", "Agg, stored", "best, stored"
 #: Stored power of their test, of MMDAgg, and of the best of all ten.
@@ -130,8 +129,7 @@ def compared(setting: str, p_values: list, theirs: Callable, bar: tqdm) -> dict[
     }
 
 
-def main() -> None:
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else REPETITIONS
+def main(count: int = REPETITIONS) -> None:
     results: dict[str, Any] = {"repetitions": count, "permutations": DRAWS, "settings": {}}
     theirs, own = peer(), {}
     shared = [s for s in SETTINGS if "n = 500" in s] if theirs is not None else []
@@ -156,9 +154,9 @@ def main() -> None:
     }
     if theirs is None:
         print("`mmdfuse.py` is not in KBR_DATA: not compared")
-    experiment.save("power", COMMAND, results)
+    experiment.save("power", results)
     print(results)
 
 
 if __name__ == "__main__":
-    main()
+    experiment.start(main, double=False)

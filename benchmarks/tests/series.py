@@ -7,7 +7,6 @@ the second holds a share of the first. The wild bootstrap is that of Chwialkowsk
 Gretton (2014): V-statistics, multipliers from an autoregressive process of length 20, centered.
 """
 
-import sys
 import warnings
 from typing import Any
 
@@ -21,7 +20,6 @@ from kbr_jax.kernels import default_kernel
 
 from .. import experiment
 
-COMMAND = "python -m benchmarks.tests.series"
 LEVEL, REPETITIONS, DRAWS, LENGTH = 0.05, 300, 199, 20
 SETTINGS = [(n, rho) for n in (100, 300) for rho in (0.0, 0.5, 0.9)]
 
@@ -99,8 +97,7 @@ NAMES = (
 )
 
 
-def main() -> None:
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else REPETITIONS
+def main(count: int = REPETITIONS) -> None:
     warnings.filterwarnings("ignore", message="The series are short")
     results: dict[str, Any] = {"repetitions": count, "level": LEVEL, "rates": {}}
     with tqdm(total=2 * len(SETTINGS) * count, unit="pair") as bar:
@@ -117,8 +114,8 @@ def main() -> None:
                     row[name][kind] = float(rate)
             results["rates"][f"{n} points, coefficient {rho}"] = row
             print(n, rho, row, flush=True)
-    experiment.save("series", COMMAND, results)
+    experiment.save("series", results)
 
 
 if __name__ == "__main__":
-    main()
+    experiment.start(main, double=False)
