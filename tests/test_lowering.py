@@ -486,15 +486,16 @@ def whole(program, gradient, batch):
         return numbers(program(kbr.Gaussian(h), x, y))
 
     def total(h, x, y):
-        return sum(jnp.sum(a) for a in value(h, x, y))
+        found = value(h, x, y)
+        return sum(jnp.sum(a) for a in found), found
 
-    def both(h, x, y):
-        slopes = jax.grad(total, (0, 1, 2))(h, x, y) if gradient else ()
-        return value(h, x, y), slopes
+    def slopes(h, x, y):
+        return jax.grad(total, (0, 1, 2), has_aux=True)(h, x, y) if gradient else value(h, x, y)
 
-    if not batch:
-        return both
-    return lambda h, x, y: (both(h, x, y), jax.vmap(both)(jnp.stack([h, h]), *map(pair, (x, y))))
+    def all_of_it(h, x, y):
+        return value(h, x, y), slopes(h, x, y), jax.vmap(slopes)(*map(pair, (h, x, y)))
+
+    return all_of_it if batch else lambda h, x, y: (value(h, x, y), slopes(h, x, y))
 
 
 def pair(a):
