@@ -9,6 +9,7 @@ import os
 import pathlib
 import zlib
 
+import cores  # before NumPy
 import jax
 import jaxtyping
 import numpy as np
@@ -24,8 +25,7 @@ jax.config.update("jax_numpy_rank_promotion", "allow")
 # Programs are compiled once a worker, and kept for the next run. Workers that share a folder would
 # read what another is still writing.
 COMPILED = pathlib.Path(__file__).parents[1] / "build" / "compiled"
-WORKER = os.environ.get("PYTEST_XDIST_WORKER", "main")
-jax.config.update("jax_compilation_cache_dir", str(COMPILED / WORKER))
+jax.config.update("jax_compilation_cache_dir", str(COMPILED / cores.WORKER))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
@@ -40,8 +40,7 @@ collect_ignore = (
     [name for name in checked if name not in unchecked + both] if FLOAT32 else unchecked
 )
 
-# There is a worker for each core: more threads for one product are no gain. XLA stops at a flag
-# that it does not know.
+# A worker has one core. XLA stops at a flag that it does not know.
 flags = ["--xla_cpu_multi_thread_eigen=false", "--xla_cpu_parallel_codegen_split_count=1"]
 if not FLOAT32:
     jaxtyping.install_import_hook("kbr_jax", "beartype.beartype")
@@ -103,6 +102,7 @@ def pytest_runtest_logreport(report):
 
 
 def pytest_sessionfinish(session):
+    gc.freeze()  # pytest collects five times at the end, and what is left is many millions
     if session.config.getoption("--store-slow") and not hasattr(session.config, "workerinput"):
         slow = sorted(name for name, seconds in _seconds.items() if seconds >= 0.7)
         SLOW.write_text("\n".join(slow) + "\n")

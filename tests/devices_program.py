@@ -72,7 +72,7 @@ def conditional_independence(mesh):
     )
 
 
-def landmarks(mesh):
+def landmarks(mesh, blocks=(1, 8)):
     key = jax.random.key(1)
     return [
         (
@@ -82,7 +82,7 @@ def landmarks(mesh):
                 KERNEL, X, rank=40, key=key, tolerance=1e-2, block_size=block, mesh=mesh
             ),
         )
-        for block in (1, 8)
+        for block in blocks
     ]
 
 
@@ -174,10 +174,10 @@ for case in (
     two_samples,
     independence,
     conditional_independence,
-    landmarks,
 ):
     jax.tree.map(equal, case(AUTO), alone[case])
     print(case.__name__, "placed", flush=True)
+jax.tree.map(equal, landmarks(AUTO, blocks=(8,)), alone[landmarks][1:])
 # Each process may also give its own part of a sample that is divided already.
 rows = NamedSharding(MESH, P("cases"))
 own = np.arange(16.0).reshape(processes, -1)[process][:, None]

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cores import all_cores
 
 import kbr_jax as kbr
 
@@ -22,9 +23,10 @@ def launch(process, processes, port, devices):
         "JAX_PLATFORMS": "cpu",
     }
     command = [sys.executable, str(PROGRAM), str(process), str(processes), str(port)]
-    return subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    with all_cores():
+        return subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
 
 
 def test_eight_devices_of_two_processes_give_the_results_of_one():
