@@ -10,7 +10,7 @@ demo: $(VENV)/demo.stamp
 
 test: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
-	KBR_TEST_PRECISION=32 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	KBR_TEST_PRECISION=32 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 # For work in progress: float64 only, one case of each test that is not slow.
 test-fast: $(VENV)/dev.stamp

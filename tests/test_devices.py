@@ -17,20 +17,20 @@ PROGRAM = pathlib.Path(__file__).parent / "devices_program.py"
 MESH = jax.make_mesh((1,), ("cases",))
 
 
-def launch(process, processes, port, devices):
+def launch(process, processes, port, devices, folder):
     environment = os.environ | {
         "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}",
         "JAX_PLATFORMS": "cpu",
     }
-    command = [sys.executable, str(PROGRAM), str(process), str(processes), str(port)]
+    command = [sys.executable, str(PROGRAM), *map(str, (process, processes, port, folder))]
     with all_cores():
         return subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
 
 
-def test_eight_devices_of_two_processes_give_the_results_of_one():
-    run = [launch(process, 2, 29817, 4) for process in range(2)]
+def test_eight_devices_of_two_processes_give_the_results_of_one(tmp_path):
+    run = [launch(process, 2, 29817, 4, tmp_path) for process in range(2)]
     for process in run:
         out, err = process.communicate(timeout=300)
         assert process.returncode == 0, err[-3000:]

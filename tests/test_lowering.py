@@ -480,7 +480,9 @@ def numbers(tree):
 
 
 def whole(program, gradient, batch):
-    """The value, the gradient in bandwidth and both samples, and of both a batch of two."""
+    """The value and the gradient in bandwidth and both samples; or the value, and of both a batch
+    of two.
+    """
 
     def value(h, x, y):
         return numbers(program(kbr.Gaussian(h), x, y))
@@ -489,13 +491,12 @@ def whole(program, gradient, batch):
         found = value(h, x, y)
         return sum(jnp.sum(a) for a in found), found
 
-    def slopes(h, x, y):
+    def both(h, x, y):
         return jax.grad(total, (0, 1, 2), has_aux=True)(h, x, y) if gradient else value(h, x, y)
 
-    def all_of_it(h, x, y):
-        return value(h, x, y), slopes(h, x, y), jax.vmap(slopes)(*map(pair, (h, x, y)))
-
-    return all_of_it if batch else lambda h, x, y: (value(h, x, y), slopes(h, x, y))
+    if not batch:
+        return both
+    return lambda h, x, y: (value(h, x, y), jax.vmap(both)(*map(pair, (h, x, y))))
 
 
 def pair(a):
@@ -507,7 +508,7 @@ def test_lowers_everywhere_without_the_host(name):
     dtype = jnp.zeros(()).dtype
     double = dtype == jnp.float64
     arguments = [jax.ShapeDtypeStruct(s, dtype) for s in ((), X.shape, Y.shape)]
-    # A batch of other numbers is the same batch.
+    # In float64 one at a time, in float32 a batch.
     program = jax.jit(whole(PROGRAMS[name], name not in NO_GRADIENT, batch=not double))
     platforms = ("cuda",) if double else ("cuda", "rocm", "tpu")
     lowered = export.export(program, platforms=platforms)(*arguments)
