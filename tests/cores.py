@@ -13,7 +13,7 @@ WORKER = os.environ.get("PYTEST_XDIST_WORKER", "main")
 CORES = sorted(os.sched_getaffinity(os.getppid())) if hasattr(os, "sched_getaffinity") else []
 
 if WORKER.startswith("gw") and int(os.environ["PYTEST_XDIST_WORKER_COUNT"]) == len(CORES):
-    os.sched_setaffinity(0, {CORES[int(WORKER[2:])]})
+    os.sched_setaffinity(0, {CORES[int(WORKER[2:]) % len(CORES)]})  # a new one for one that died
 
 
 @contextlib.contextmanager

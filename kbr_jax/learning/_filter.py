@@ -163,8 +163,8 @@ def learn_filter(
     distance = jnp.ones(())
     if other is None:
         distance = median_heuristic(folds.seen(folds.codes[0]))
-    alone = regressions(folds, decode, distances).get(MEMORYLESS, np.inf)
-    lost = jnp.asarray(np.mean(alone))
+    rivals = regressions(folds, decode, distances)
+    lost = jnp.mean(rivals.get(MEMORYLESS, jnp.asarray(jnp.inf)))
     settings = [
         Setting(scale, distance, own, other, decode, name, lost, chosen) for name in estimators
     ]
@@ -184,7 +184,7 @@ def learn_filter(
     if chosen is not None:
         mapped = fit_discriminant_map(chosen, *take(triple[:2], spread(total, MAPPED)))
         views = DiscriminantMap(mapped.center, leading(mapped.matrix), mapped.counts), mapped
-    report = _report(setting, folds, values)
+    report = _report(setting, folds, values, rivals)
     return setting.fit(values, triple, views), report
 
 
@@ -217,7 +217,7 @@ def _loss(setting: Setting, folds: Fold, values: dict, free: dict) -> Float[Arra
     return jnp.mean(jax.lax.map(one, folds))
 
 
-def _report(setting: Setting, folds: Fold, values: dict) -> Report:
+def _report(setting: Setting, folds: Fold, values: dict, rivals: dict[str, Array]) -> Report:
     runs, weights = held_out(setting, folds, values)
     right, wrong = runs[:, 0], runs[:, 2]
     seen = np.asarray(gap(right.shape[-1]))
@@ -229,7 +229,7 @@ def _report(setting: Setting, folds: Fold, values: dict) -> Report:
     kept = jnp.broadcast_to(truth[:, :, :1], truth.shape)
     errors = {
         "filter": of_stretches(right),
-        **regressions(folds, setting.decode, lambda e, t: distances(e, t)[..., seen]),
+        **{name: of_stretches(found) for name, found in rivals.items()},
         "persistence (first state kept)": of_stretches(jax.vmap(distances)(kept, truth)),
     }
     summary, notes = compared(errors)

@@ -107,8 +107,8 @@ def calibrated(
 
 def regressions(
     folds: Any, decode: Callable[[Embedding], Any] | None, measure: Callable
-) -> dict[str, np.ndarray]:
-    """Held-out errors `[w]` of ridge regression on one observation and on a window.
+) -> dict[str, Array]:
+    """Held-out errors `[k, w, l]` of ridge regression on one observation and on a window.
 
     Bandwidth and ridge have the least leave-out error on training pairs of the first fold.
     """
@@ -127,8 +127,7 @@ def regressions(
             estimates = _decoded(condition(model, z.reshape(-1, *z.shape[2:])), decode)
             return measure(estimates.reshape(truth.shape), truth)
 
-        errors = jax.lax.map(of_fold, (train, folds.states, query, folds.truth))
-        found[name] = np.asarray(jnp.mean(errors, axis=2)).reshape(-1)
+        found[name] = jax.lax.map(of_fold, (train, folds.states, query, folds.truth))
     return found
 
 
