@@ -14,7 +14,7 @@ standardized by the other two. The targets are forecast together, and scores are
 Methods: `learn_forecast`, nothing set; a quantile forest of 500 trees (`quantile-forest`, the least
 size of a leaf chosen among 1, 5, 10 and 20 by out-of-bag CRPS); a Gaussian process (scikit-learn, a
 bandwidth for each column up to 30 columns, and noise, by marginal likelihood, two restarts
-  up to 300 training rows).
+  up to 600 training rows).
 """
 
 import io
@@ -101,7 +101,7 @@ def process(x, y, new):
     for target in y.T:
         length: Any = np.full(x.shape[1], np.sqrt(x.shape[1])) if x.shape[1] <= 30 else 10.0
         kernel = ConstantKernel() * RBF(length, (1e-1, 1e4)) + WhiteKernel(0.1, (1e-6, 10))
-        restarts = 2 if len(x) <= 300 else 0
+        restarts = 2 if len(x) <= 600 else 0
         model = GaussianProcessRegressor(kernel, n_restarts_optimizer=restarts, random_state=0)
         mean, spread = map(np.asarray, model.fit(x, target).predict(new, return_std=True)[:2])
         found.append(stats.norm.ppf(LEVELS, mean[:, None], spread[:, None] + 1e-12))
