@@ -307,6 +307,21 @@ def test_quantiles_from_the_definition():
     close(quantiles(np.full(30, 1 / 30))[3], np.quantile(values, 0.5, method="inverted_cdf"))
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_quantiles_of_values_that_repeat_are_these_values(dtype):
+    """Not next to them: a test value that is one of them lies in an interval that ends there."""
+    kinds = ((np.arange(7.0) - 2.34) / 0.789).astype(dtype)
+    values, levels = kinds[RNG.integers(0, 7, 60)], jnp.linspace(0, 1, 41, dtype=dtype)
+    positive = RNG.dirichlet(np.ones(60))
+    signed = positive - 1e-3 * (np.arange(60) % 5 == 0)
+    for weights in (positive, signed):
+        belief = kbr.Embedding(kbr.Gaussian(1.0), values, jnp.asarray(weights, dtype))
+        found = kbr.quantile(belief, levels)
+        assert np.isin(np.asarray(found), kinds).all()
+    low, high = kbr.credible_interval(kbr.embed(kbr.Gaussian(1.0), values), 0.9)
+    assert np.mean((values >= low) & (values <= high)) >= 0.9
+
+
 def test_quantiles_of_batches_and_functions():
     weights = RNG.normal(size=(3, N)) + 1
     batch = kbr.Embedding(kbr.Gaussian(1.0), jnp.asarray(THETA), jnp.asarray(weights))

@@ -27,9 +27,10 @@ def quantile(
        F(t) = \sum_i w_i 1[f_i \le t] \Big/ \sum_i w_i, $$
 
     with the values $f_i = f(x_i)$ in increasing order. For non-negative weights it is
-    $\inf \{t : F(t) \ge u\}$. Signed weights make F go up and down; then q is the quantile function
-    of its monotone rearrangement, which is never further from the true distribution function than F
-    itself, in any $L^p$ norm (Chernozhukov, Fernandez-Val and Galichon 2009).
+    $\inf \{t : F(t) \ge u\}$, and exactly one of the values. Signed weights make F go up and down;
+    then q is the quantile function of its monotone rearrangement, which is never further from the
+    true distribution function than F itself, in any $L^p$ norm (Chernozhukov, Fernandez-Val and
+    Galichon 2009).
 
     **Arguments:** `embedding`, its weights `[..., n]`; `probabilities`, u in [0, 1], a number or
     `[q]`; `function` from one point to a real array, by default the point itself.
@@ -97,7 +98,13 @@ def _rearranged(
     # Weights that sum to u only up to rounding have reached it.
     slack = 8 * jnp.finfo(weights.dtype).eps
     below = jax.vmap(lambda u: distribution < u - slack)(levels)
-    return ordered[0] + jnp.sum(jnp.where(below, jnp.diff(ordered), 0), axis=-1)
+    gaps = jnp.diff(ordered)
+    # Where F crosses u once, q is one of the values. A sum of gaps would miss it by rounding, and
+    # `q <= f_i` would be wrong for values that repeat.
+    place = jnp.arange(1, values.shape[0])
+    last = jnp.max(jnp.where(below & (gaps > 0), place, 0), axis=-1, initial=0)
+    again = jnp.any(~below & (gaps > 0) & (place <= last[..., None]), axis=-1)
+    return jnp.where(again, ordered[0] + jnp.sum(jnp.where(below, gaps, 0), axis=-1), ordered[last])
 
 
 def credible_interval(
