@@ -38,7 +38,7 @@ serve: $(VENV)/docs.stamp
 notebooks: $(VENV)/docs.stamp
 	$(BIN)/python docs/tutorials/_stored.py
 
-# Hours, and gigabytes of peers.
+# Days, and gigabytes of peers.
 benchmarks: $(VENV)/dev.stamp
 	$(BIN)/python -m pip install --quiet --editable '.[benchmarks]'
 	$(BIN)/python -m benchmarks
