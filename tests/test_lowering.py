@@ -480,9 +480,7 @@ def numbers(tree):
 
 
 def whole(program, gradient, batch):
-    """The value and the gradient in bandwidth and both samples; or the value, and of both a batch
-    of two.
-    """
+    """The value, the value with its gradient in bandwidth and both samples, and a batch of both."""
 
     def value(h, x, y):
         return numbers(program(kbr.Gaussian(h), x, y))
@@ -494,9 +492,10 @@ def whole(program, gradient, batch):
     def both(h, x, y):
         return jax.grad(total, (0, 1, 2), has_aux=True)(h, x, y) if gradient else value(h, x, y)
 
-    if not batch:
-        return both
-    return lambda h, x, y: (value(h, x, y), jax.vmap(both)(*map(pair, (h, x, y))))
+    def everything(h, x, y):
+        return value(h, x, y), both(h, x, y), jax.vmap(both)(*map(pair, (h, x, y)))
+
+    return everything if batch else lambda h, x, y: (value(h, x, y), both(h, x, y))
 
 
 def pair(a):
@@ -508,7 +507,7 @@ def test_lowers_everywhere_without_the_host(name):
     dtype = jnp.zeros(()).dtype
     double = dtype == jnp.float64
     arguments = [jax.ShapeDtypeStruct(s, dtype) for s in ((), X.shape, Y.shape)]
-    # In float64 one at a time, in float32 a batch.
+    # A batch of other numbers is the same batch.
     program = jax.jit(whole(PROGRAMS[name], name not in NO_GRADIENT, batch=not double))
     platforms = ("cuda",) if double else ("cuda", "rocm", "tpu")
     lowered = export.export(program, platforms=platforms)(*arguments)

@@ -7,8 +7,8 @@ process of its own, whose peak of memory is read at the end; a process that only
 needs the first row. Samples of the tests of two samples differ by .02 in each coordinate; of pairs,
 the first coordinate of y is .03 times that of x and noise; given z, both are a
 coordinate of z and noise of their own. Seconds include compilation. A Gram matrix larger than the
-memory is refused, though only tiles of it are formed: it would take hours. So do the hundred pairs
-of kernels that the test of independence takes by default.
+memory is refused, though only tiles of it are formed: it would take hours. The hundred pairs of
+kernels that the test of independence takes by default would take hours too.
 """
 
 import json
