@@ -7,6 +7,7 @@ import functools
 import gc
 import os
 import pathlib
+import threading
 import zlib
 
 import cores  # before NumPy
@@ -56,9 +57,10 @@ os.environ.setdefault("XLA_FLAGS", " ".join(flags))
 
 
 # Half of what lowering a small program costs is a new context of MLIR with all dialects, 6 ms. One
-# serves all programs.
+# serves all programs of a thread.
 if hasattr(mlir, "make_ir_context"):
-    mlir.make_ir_context = functools.cache(mlir.make_ir_context)
+    context_of = functools.cache(lambda thread, make=mlir.make_ir_context: make())
+    mlir.make_ir_context = lambda: context_of(threading.get_ident())
 
 #: Tests whose first case takes .7 s or more, written by `pytest --store-slow`.
 SLOW = pathlib.Path(__file__).parent / "slow.txt"

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._checks import size, take
-from .._numerics import safe_sqrt
 from .._typing import Array, Float, Point, Points
 from ..embedding import Embedding, embed, mean
 from ..filtering import (
@@ -26,6 +25,7 @@ from ..tuning import leave_out_loss
 from ..tuning._losses import Estimate
 from ._folds import Fold, spread
 from ._maps import Regression, leading
+from ._report import errors_of
 
 #: Landmarks of the states, and prior weights that Bayes' rule uses.
 RANK, ACTIVE = 150, 100
@@ -116,12 +116,6 @@ class Setting(eqx.Module):
         return RivalFilter(base, residual=residual, threshold=self.rival)
 
 
-def distances(estimates: Points, truth: Points) -> Float[Array, "w l"]:
-    """Euclidean distances of points `[w, l, *shape]`."""
-    squares = ((estimates - truth) ** 2).reshape(*truth.shape[:2], -1)
-    return safe_sqrt(jnp.sum(squares, axis=-1))
-
-
 def gap(length: int) -> Array:
     """A gap of a tenth of a stretch, in its middle."""
     return jnp.abs(jnp.arange(length) - length // 2) > length // 20
@@ -163,22 +157,31 @@ def _runs(setting: Setting, values: dict, fold: Fold) -> Float[Array, "3 w l"]:
     seen = joined(fold.queries, fold.queries, fold.redrawn)
     estimates = jax.vmap(run)(seen, joined(marginal, certain), masks)
     truth = jnp.concatenate([fold.truth] * 3)
-    return distances(estimates, truth).reshape(3, count, length)
+    return errors_of(estimates, truth).reshape(3, count, length)
 
 
 @eqx.filter_jit
-def judge(setting: Setting, fold: Fold, values: dict) -> Float[Array, "3"]:
-    """Mean errors: of all runs, of those from the true state, of those from a wrong belief.
+def judge(
+    setting: Setting, fold: Fold, values: dict
+) -> tuple[Float[Array, "3"], Float[Array, "3 w l"]]:
+    """Mean errors: of all runs, of those from the true state, of those from a wrong belief; and the
+    errors of all runs.
 
     A wrong belief has a quarter of a stretch to come back. A stretch costs no more than an estimate
     without memory: where states look alike nothing in a stretch may tell them apart, and a filter
     that forgets what it knew would else win.
     """
-    right, begun, wrong = _runs(setting, values, fold)
+    runs = _runs(setting, values, fold)
+    right, begun, wrong = runs
     wrong = wrong[:, wrong.shape[1] // 4 :]
     stretches = jnp.stack([jnp.mean(errors, axis=1) for errors in (right, begun, wrong)])
     error = jnp.mean(jnp.minimum(stretches, setting.lost.astype(stretches.dtype)))
-    return jnp.stack([error, jnp.mean(begun), jnp.mean(wrong)])
+    return jnp.stack([error, jnp.mean(begun), jnp.mean(wrong)]), runs
+
+
+def fold_of(folds: Fold, index: int) -> Fold:
+    """One of the folds."""
+    return jax.tree.map(lambda leaf: leaf[index], folds)
 
 
 def judged(setting: Setting, folds: Fold, values: dict, limit: float = np.inf) -> np.ndarray:
@@ -188,23 +191,45 @@ def judged(setting: Setting, folds: Fold, values: dict, limit: float = np.inf) -
     """
     total, count = np.zeros(3), folds.truth.shape[0]
     for index in range(count):
-        fold = jax.tree.map(lambda leaf, i=index: leaf[i], folds)
-        total += np.asarray(judge(setting, fold, values), float)
+        total += np.asarray(judge(setting, fold_of(folds, index), values)[0], float)
         if total[0] > limit * count:
             break
     return total / count
 
 
 @eqx.filter_jit
-def held_out(setting: Setting, folds: Fold, values: dict) -> Any:
-    """Errors of all runs, and beliefs from the marginal."""
+def _beliefs(setting: Setting, fold: Fold, values: dict) -> Float[Array, "b n"]:
+    filt = _of_fold(setting, values, fold)
+    weights = jax.vmap(lambda o: run_filter(filt, o).weights)(fold.queries)
+    return weights.reshape(-1, weights.shape[-1])
 
-    def one(fold):
-        filt = _of_fold(setting, values, fold)
-        weights = jax.vmap(lambda o: run_filter(filt, o).weights)(fold.queries)
-        return _runs(setting, values, fold), weights.reshape(-1, weights.shape[-1])
 
-    return jax.lax.map(one, folds)
+def held_out(setting: Setting, folds: Fold, values: dict) -> tuple[Array, Array]:
+    """Errors of all runs `[k, 3, w, l]`, and beliefs from the marginal `[k, b, n]`."""
+    each = [fold_of(folds, index) for index in range(folds.truth.shape[0])]
+    runs = [judge(setting, fold, values)[1] for fold in each]
+    return jnp.stack(runs), jnp.stack([_beliefs(setting, fold, values) for fold in each])
+
+
+def with_way_back(
+    setting: Setting, rival: float | None = None, cusum: tuple[float, float] | None = None
+) -> Setting:
+    """The setting with a rival at this threshold, or with a test of this slack and threshold."""
+    return eqx.tree_at(
+        lambda s: (s.rival, s.cusum),
+        setting,
+        tuple(None if option is None else jnp.asarray(option) for option in (rival, cusum)),
+        is_leaf=lambda leaf: leaf is None,
+    )
+
+
+def ways_back(setting: Setting, folds: Fold) -> dict[str, list[Setting]]:
+    """How a wrong belief may be left."""
+    tested = folds.mapped and folds.states.shape[1] >= LEAST
+    return {
+        "rival": [with_way_back(setting, rival=threshold) for threshold in RIVALS],
+        "cusum": [with_way_back(setting, cusum=pair) for pair in CUSUMS if tested],
+    }
 
 
 def recovering(setting: Setting, folds: Fold, values: dict) -> Setting:
@@ -213,25 +238,13 @@ def recovering(setting: Setting, folds: Fold, values: dict) -> Setting:
     None may lose beliefs that started right: where states look alike, a rival from the marginal of
     the states is as likely as a belief that has seen more.
     """
-
-    def option(**options):
-        found = {name: jnp.asarray(value) for name, value in options.items()}
-        return eqx.tree_at(
-            lambda s: (s.rival, s.cusum),
-            setting,
-            (found.get("rival"), found.get("cusum")),
-            is_leaf=lambda leaf: leaf is None,
-        )
-
     error, begun, wrong = judged(setting, folds, values)
     lost = float(setting.lost)
     best, limit = setting, (1 - MARGIN) * error
     most = begun + MARGIN * (lost if np.isfinite(lost) else begun)
-    options = [option(rival=threshold) for threshold in RIVALS]
+    ways = ways_back(setting, folds)
     # A belief that comes back by itself needs no test.
-    if wrong > lost and folds.mapped and folds.states.shape[1] >= LEAST:
-        options += [option(cusum=pair) for pair in CUSUMS]
-    for other in options:
+    for other in ways["rival"] + (ways["cusum"] if wrong > lost else []):
         error, begun, _ = judged(other, folds, values, limit)
         if error <= limit and begun <= most:
             best, limit = other, error

@@ -25,10 +25,22 @@ from ..rules import Clipping
 from ..rules._model import check_estimator
 from ..tuning import tune
 from ..tuning._progress import Progress, progress_bar
-from ._candidates import MAPPED, Setting, distances, gap, held_out, judge, judged, recovering
+from ..tuning._tune import as_problem, run_chunk
+from ._ahead import Ahead
+from ._candidates import (
+    MAPPED,
+    Setting,
+    fold_of,
+    gap,
+    held_out,
+    judge,
+    judged,
+    recovering,
+    ways_back,
+)
 from ._folds import Fold, make_folds, spread
 from ._maps import CHOOSING, DiscriminantMap, choose_regression, fit_discriminant_map, leading
-from ._report import MEMORYLESS, Report, calibrated, compared, regressions
+from ._report import MEMORYLESS, Report, calibrated, compared, errors_of, regressions
 from ._search import resolvable, search
 
 #: Candidates over the whole range for each estimator, candidates near the best, and Adam's steps.
@@ -49,7 +61,7 @@ WIDTHS = (0.1, 0.2, 0.4, 0.8)
 
 
 def _best(
-    settings: list[Setting], folds: Fold, step: float, fixed: dict, bar: Progress
+    settings: list[Setting], folds: Fold, step: float, fixed: dict, bar: Progress, ahead: Ahead
 ) -> tuple[Setting, dict]:
     """Setting and values of the best candidate of a coarse and a fine search."""
     ranges = {name: ends for name, ends in RANGES.items() if name not in fixed}
@@ -59,12 +71,24 @@ def _best(
     def complete(values):
         if "truncation" in values:
             values = {**values, "truncation": jnp.minimum(values["truncation"], 0.5)}
+        if "bandwidth_observations" in values:
+            # One for each coordinate, as Adam needs it: all candidates share a program.
+            shape = folds.seen(folds.codes).shape[2:]
+            width = jnp.full(shape, values["bandwidth_observations"])
+            values = {**values, "bandwidth_observations": width}
         return {**values, **fixed}
 
     def evaluate(setting, values, limit):
         return judged(setting, folds, complete(values), limit)[0]
 
-    setting, values = search(evaluate, settings, ranges, TRIALS, REFINEMENTS, bar)
+    def leading(setting, values):
+        _compile_descent(ahead, setting, folds, complete(values), fixed)
+
+    middle = complete({name: jnp.asarray(np.sqrt(a * b)) for name, (a, b) in ranges.items()})
+    for setting in settings:
+        ahead(judge, setting, fold_of(folds, 0), middle)
+    ahead.join()
+    setting, values = search(evaluate, settings, ranges, TRIALS, REFINEMENTS, bar, leading)
     return setting, complete(values)
 
 
@@ -163,7 +187,7 @@ def learn_filter(
     distance = jnp.ones(())
     if other is None:
         distance = median_heuristic(folds.seen(folds.codes[0]))
-    rivals = regressions(folds, decode, distances)
+    rivals = regressions(folds, decode)
     lost = jnp.mean(rivals.get(MEMORYLESS, jnp.asarray(jnp.inf)))
     settings = [
         Setting(scale, distance, own, other, decode, name, lost, chosen) for name in estimators
@@ -173,12 +197,18 @@ def learn_filter(
     if other is not None:
         fixed["bandwidth_observations"] = jnp.ones(())
     # A move of one step should not always stay within a bandwidth.
-    moves = distances(triple[0][None] / scale, triple[2][None] / scale)
+    moves = errors_of(triple[0][None] / scale, triple[2][None] / scale)
     step = max(float(jnp.median(moves)) / 3, 1e-3)
-    with progress_bar(TRIALS * len(settings) + REFINEMENTS + STEPS, progress) as bar:
-        setting, values = _best(settings, folds, step, fixed, bar)
+    rounds = TRIALS * len(settings) + REFINEMENTS + STEPS
+    with progress_bar(rounds, progress) as bar, Ahead() as ahead:
+        setting, values = _best(settings, folds, step, fixed, bar, ahead)
+        ahead.join()
+        for options in ways_back(setting, folds).values():
+            for option in options[:1]:
+                ahead(judge, option, fold_of(folds, 0), values)
         values = _tuned(setting, folds, values, fixed)
         bar.update(STEPS)
+        ahead.join()
         setting = recovering(setting, folds, values)
     views = None
     if chosen is not None:
@@ -188,22 +218,26 @@ def learn_filter(
     return setting.fit(values, triple, views), report
 
 
-def _tuned(setting: Setting, folds: Fold, values: dict, fixed: dict) -> dict:
-    """Gradient descent on the held-out error, with a bandwidth for each coordinate."""
+def _descent(
+    setting: Setting, folds: Fold, values: dict, fixed: dict
+) -> tuple[Callable, dict[str, Array]]:
+    """The loss of gradient descent, and what is free in it."""
     free = {name: v for name, v in values.items() if name not in (*fixed, "truncation")}
-    if not free:
-        return values
-    if "bandwidth_observations" in free:
-        shape = folds.seen(folds.codes).shape[2:]
-        free["bandwidth_observations"] = jnp.full(shape, free["bandwidth_observations"])
     # One stretch a fold: a gradient costs four times the error.
     runs = (folds.truth, folds.queries, folds.redrawn, folds.wrong)
     one = eqx.tree_at(
         lambda f: (f.truth, f.queries, f.redrawn, f.wrong), folds, [x[:, :1] for x in runs]
     )
-    loss = jax.tree_util.Partial(_loss, setting, one, values)
+    return jax.tree_util.Partial(_loss, setting, one, values), free
+
+
+def _tuned(setting: Setting, folds: Fold, values: dict, fixed: dict) -> dict:
+    """Gradient descent on the held-out error, with a bandwidth for each coordinate."""
+    loss, free = _descent(setting, folds, values, fixed)
+    if not free:
+        return values
     try:
-        found = tune(loss, free, OPTIMIZER, num_steps=STEPS, positive=lambda p: p, progress=False)
+        found = tune(loss, free, OPTIMIZER, num_steps=STEPS, positive=_all, progress=False)
     except ValueError:  # in float32 a gradient may overflow
         return values
     tuned = {**values, **resolvable(found.parameters)}
@@ -211,9 +245,25 @@ def _tuned(setting: Setting, folds: Fold, values: dict, fixed: dict) -> dict:
     return tuned if judged(setting, folds, tuned, start)[0] < start else values
 
 
+def _compile_descent(
+    ahead: Ahead, setting: Setting, folds: Fold, values: dict, fixed: dict
+) -> None:
+    """Compile the program of `_tuned`."""
+    loss, free = _descent(setting, folds, values, fixed)
+    if free:
+        problem, start = as_problem(loss, free, OPTIMIZER, _all, None, 1)
+        state = problem.start(start)
+        ahead(run_chunk, problem, state, jnp.asarray(0), jnp.asarray(STEPS), None)
+
+
+def _all(parameters: dict) -> dict:
+    """All are positive."""
+    return parameters
+
+
 def _loss(setting: Setting, folds: Fold, values: dict, free: dict) -> Float[Array, ""]:
     """The score in one program, for gradients."""
-    one = jax.checkpoint(lambda fold: judge(setting, fold, {**values, **free})[0])
+    one = jax.checkpoint(lambda fold: judge(setting, fold, {**values, **free})[0][0])
     return jnp.mean(jax.lax.map(one, folds))
 
 
@@ -230,7 +280,7 @@ def _report(setting: Setting, folds: Fold, values: dict, rivals: dict[str, Array
     errors = {
         "filter": of_stretches(right),
         **{name: of_stretches(found) for name, found in rivals.items()},
-        "persistence (first state kept)": of_stretches(jax.vmap(distances)(kept, truth)),
+        "persistence (first state kept)": of_stretches(jax.vmap(errors_of)(kept, truth)),
     }
     summary, notes = compared(errors)
     # A stretch that ends further off than nine in ten steps of the other run is still lost.

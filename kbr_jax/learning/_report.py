@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._typing import Array, Points
+from .._numerics import safe_sqrt
+from .._typing import Array, Float, Points
 from ..embedding import Embedding, credible_level
 from ..kernels import AbstractKernel, Gaussian, Linear, median_heuristic
 from ..rules import condition, fit_conditional
@@ -63,9 +64,15 @@ def _short(value: Any) -> str:
     if not isinstance(value, (np.ndarray, jax.Array)):
         return str(value)
     numbers = np.asarray(value).reshape(-1)
-    if numbers.size == 1:
+    if np.ptp(numbers) == 0:
         return f"{float(numbers[0]):.3g}"
     return f"{numbers.min():.3g} to {numbers.max():.3g} ({numbers.size} numbers)"
+
+
+def errors_of(estimates: Points, truth: Points) -> Float[Array, "w l"]:
+    """Euclidean distances of estimates `[w, l, *shape]` from the truth."""
+    squares = ((estimates - truth) ** 2).reshape(*truth.shape[:2], -1)
+    return safe_sqrt(jnp.sum(squares, axis=-1))
 
 
 def compared(errors: dict[str, np.ndarray]) -> tuple[dict[str, tuple[float, float]], list[str]]:
@@ -105,9 +112,7 @@ def calibrated(
     return float(np.exp(logs.mean())), dict(zip(LEVELS, held.tolist(), strict=True))
 
 
-def regressions(
-    folds: Any, decode: Callable[[Embedding], Any] | None, measure: Callable
-) -> dict[str, Array]:
+def regressions(folds: Any, decode: Callable[[Embedding], Any] | None) -> dict[str, Array]:
     """Held-out errors `[k, w, l]` of ridge regression on one observation and on a window.
 
     Bandwidth and ridge have the least leave-out error on training pairs of the first fold.
@@ -125,7 +130,7 @@ def regressions(
             x, states, z, truth = fold
             model = fit_conditional(kernel, Linear(), x, states, regularizer=ridge)
             estimates = _decoded(condition(model, z.reshape(-1, *z.shape[2:])), decode)
-            return measure(estimates.reshape(truth.shape), truth)
+            return errors_of(estimates.reshape(truth.shape), truth)
 
         found[name] = jax.lax.map(of_fold, (train, folds.states, query, folds.truth))
     return found
