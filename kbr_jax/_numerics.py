@@ -26,9 +26,12 @@ def matmul(a: Inexact[Array, "..."], b: Inexact[Array, "..."]) -> Inexact[Array,
 
 
 def safe_sqrt(x: Float[Array, "*s"]) -> Float[Array, "*s"]:
-    """Square root of `max(x, 0)` whose gradient is 0, not infinite or NaN, wherever `x <= 0`."""
-    positive = x > 0
-    return jnp.where(positive, jnp.sqrt(jnp.where(positive, x, 1)), 0)
+    """Square root of `max(x, 0)` whose gradient is 0, not infinite or NaN, wherever `x <= 0`.
+
+    That of NaN is NaN.
+    """
+    zero = x <= 0
+    return jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, x)))
 
 
 def safe_divide(a: Float[Array, "*s"], b: Float[Array, "*t"]) -> Float[Array, "..."]:

@@ -7,7 +7,6 @@ import functools
 import gc
 import os
 import pathlib
-import threading
 import zlib
 
 import cores  # before NumPy
@@ -57,10 +56,9 @@ os.environ.setdefault("XLA_FLAGS", " ".join(flags))
 
 
 # Half of what lowering a small program costs is a new context of MLIR with all dialects, 6 ms. One
-# serves all programs of a thread.
+# serves all programs.
 if hasattr(mlir, "make_ir_context"):
-    context_of = functools.cache(lambda thread, make=mlir.make_ir_context: make())
-    mlir.make_ir_context = lambda: context_of(threading.get_ident())
+    mlir.make_ir_context = functools.cache(mlir.make_ir_context)
 
 #: Tests whose first case takes .7 s or more, written by `pytest --store-slow`.
 SLOW = pathlib.Path(__file__).parent / "slow.txt"

@@ -868,3 +868,63 @@ def test_a_rotation_of_negative_mass_maximizes_the_objective():
         found = kbr.decode_rotation(kbr.embed(kbr.Gaussian(1.0), rotations, weights))
         total = np.tensordot(np.asarray(weights), np.asarray(rotations), 1)
         assert np.sum(total * found) >= np.max(np.sum(total * np.asarray(rotations), (1, 2))) - 1e-9
+
+
+@pytest.mark.parametrize("mass", [1.0, 0.7, -0.3])
+@pytest.mark.parametrize("offset", [0.0, 30.0])
+def test_the_hs_norm_of_weights_of_any_mass(mass, offset):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(2, 12, 2)) + offset
+    w = rng.normal(size=(3, 12))
+    w = w / w.sum(1, keepdims=True) * mass
+    k, l = x @ x.T, y @ y.T  # noqa: E741
+    expected = []
+    for row in w:
+        b = np.diag(row) - np.outer(row, row)
+        expected.append(np.trace(b @ k @ b @ l))
+    kernel = kbr.Linear()
+    joint = kbr.embedding.embed_joint(
+        kernel, kernel, jnp.asarray(x), jnp.asarray(y), jnp.asarray(w)
+    )
+    found = kbr.embedding.squared_hs_norm(kbr.embedding.cross_covariance(joint))
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9 * offset**4)
+
+
+@pytest.mark.parametrize("unbiased", [False, True])
+def test_hsic_far_from_the_origin(unbiased):
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(2, 200, 2)).astype(np.float32)
+    kernel = kbr.Linear()
+
+    def at(offset):
+        x, y = jnp.asarray(a) + offset, jnp.asarray(b + a) + offset
+        return kbr.hsic(kernel, kernel, x, y, unbiased=unbiased)
+
+    np.testing.assert_allclose(at(300.0), at(0.0), rtol=5e-2)
+
+
+@pytest.mark.parametrize("kernel", [kbr.Matern12, kbr.Matern32, kbr.Matern52, kbr.Gaussian])
+def test_a_point_that_is_nan_is_at_no_distance(kernel):
+    gram = kernel(1.0).gram(jnp.asarray([0.0, jnp.nan, 2.0]), jnp.asarray([0.0, 2.0]))
+    np.testing.assert_array_equal(np.isnan(gram).all(1), [False, True, False])
+
+
+def test_the_spread_of_a_belief_without_weights_is_unknown():
+    nothing = kbr.embed(kbr.Gaussian(1.0), jnp.arange(4.0), jnp.zeros(4))
+    assert np.isnan(kbr.embedding.variance(nothing)) and np.isnan(kbr.embedding.std(nothing))
+
+
+def test_a_part_that_is_not_there():
+    embedding = kbr.embed(kbr.Gaussian(1.0), jnp.ones((4, 2)))
+    with pytest.raises(ValueError, match="`part` must be the number of one of 2 parts, got 5"):
+        kbr.marginal(embedding, 5, kernel=kbr.Gaussian(1.0))
+
+
+def test_credible_levels_of_points_outside_the_domain():
+    belief = kbr.embed(kbr.Gaussian(1.0), jnp.linspace(0, 2, 9))
+    with pytest.raises(ValueError, match="`points` has dtype int"):
+        kbr.embedding.credible_level(belief, 1)
+    with pytest.raises(ValueError, match="more axes"):
+        kbr.embedding.credible_level(
+            kbr.embed(kbr.Gaussian(1.0), jnp.arange(4.0), jnp.ones((2, 2, 4))), jnp.ones(2)
+        )

@@ -490,7 +490,7 @@ def test_kernel_objects_of_other_libraries_keep_their_parameters():
         np.exp(-((np.asarray(x)[:, None] - np.asarray(y)[None]) ** 2).sum(-1) / 1.5),
     )
     gradient = eqx.filter_grad(lambda k: jnp.sum(kbr.gram(k, x, y)))(kernel)
-    assert float(gradient.arrays[0]) > 0
+    assert float(gradient.function.arrays[0]) > 0
 
 
 @pytest.mark.parametrize("dtype", [None, "float32", "float64"])
@@ -676,3 +676,65 @@ def test_coordinates_on_other_scales_are_named():
             kbr.fit_conditional(kernel, None, points, x, regularizer=1e-3)
     kbr.fit_conditional(None, None, x, x, regularizer=1e-3)
     jax.jit(lambda x: kbr.fit_conditional(kbr.Gaussian(1e-9), None, x, x, regularizer=1e-3))(x)
+
+
+def _on_circle(t):
+    return jnp.stack([jnp.cos(t), jnp.sin(t)])
+
+
+@pytest.mark.parametrize(
+    "map", [_on_circle, eqx.nn.MLP("scalar", 3, 4, 1, jnp.tanh, key=jax.random.key(0))]
+)
+def test_models_with_maps_are_pytrees_of_arrays(map):
+    angles = jnp.linspace(0.0, 6.0, 12)
+    for kernel in (kbr.Warped(kbr.Gaussian(1.0), map), kbr.kernels.FeatureMap(map)):
+        assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(kernel))
+
+        def fit(shift, kernel=kernel):
+            return kbr.fit_conditional(
+                kernel, kbr.Gaussian(1.0), angles + shift, angles, regularizer=1e-3
+            )
+
+        def at(model, x):
+            return kbr.mean(kbr.condition(model, x))
+
+        expected = at(fit(0.0), 1.0)
+        np.testing.assert_allclose(jax.jit(at)(jax.jit(fit)(0.0), 1.0), expected, rtol=1e-6)
+        many = jax.vmap(fit)(jnp.asarray([0.0, 0.1]))
+        np.testing.assert_allclose(jax.vmap(at, (0, None))(many, 1.0)[0], expected, rtol=1e-6)
+        gradient = jax.grad(lambda k: kbr.embedding.norm(kbr.embed(k, angles)))(kernel)
+        assert jax.tree.structure(gradient) == jax.tree.structure(kernel)
+
+
+def test_a_map_must_be_callable():
+    with pytest.raises(ValueError, match="`map` must be a function of one point"):
+        kbr.Warped(kbr.Gaussian(1.0), 3.0)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "expected"),
+    [
+        (kbr.Gaussian(0.5), np.exp(-2)),
+        (kbr.Matern12(0.5), np.exp(-2)),
+        (kbr.Laplace(0.5), np.exp(-2)),
+        (kbr.kernels.RationalQuadratic(0.5), 1 / 3),
+        (kbr.kernels.Energy(scale=0.5), 0.0),
+        (kbr.kernels.Polynomial(2, scale=0.5, offset=0.5), 0.25),
+        (kbr.kernels.Precomputed(np.asarray([[1.0, 0.3], [0.3, 1.0]])), 0.3),
+    ],
+)
+def test_integers_in_a_direct_call(kernel, expected):
+    np.testing.assert_allclose(kernel(0, 1), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("value", [0.1, 123.456, 0.25])
+def test_a_constant_column_has_unit_1(value):
+    x = jnp.stack([jnp.full(101, value), jnp.linspace(0, 1, 101)], axis=1)
+    np.testing.assert_array_equal(kbr.kernels.coordinate_scale(x)[0], 1)
+    weights = jnp.ones(101).at[50:].set(0)
+    np.testing.assert_array_equal(kbr.kernels.coordinate_scale(x, weights)[0], 1)
+
+
+def test_centers_and_scales_have_the_shape_of_a_point():
+    with pytest.raises(ValueError, match="The center of Energy has shape"):
+        kbr.gram(kbr.kernels.Energy(center=jnp.arange(3.0)), jnp.arange(3.0))

@@ -156,3 +156,32 @@ def test_the_filter_of_2009_takes_a_mask():
     padded, exact = weights(*BROKEN, after, MASK), weights(X[KEPT], Y[KEPT], after[KEPT])
     close(padded[:, KEPT], exact)
     assert not np.any(np.delete(padded, KEPT, axis=1))
+
+
+def _padded(points, extra):
+    filling = jnp.full((extra, *points.shape[1:]), jnp.nan)
+    return jnp.concatenate([points, filling])
+
+
+@pytest.mark.parametrize("extra", [3, 270])
+def test_default_kernels_do_not_see_padding(extra):
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(30, 3))) + jnp.asarray([3.0, 0, 0])
+    y, mask = jnp.sin(2 * x[:, 0]), jnp.arange(30 + extra) < 30
+
+    def fit(x, y, mask):
+        return kbr.fit_conditional(None, None, x, y, regularizer=1e-3, mask=mask)
+
+    plain, filled = fit(x, y, None), fit(_padded(x, extra), _padded(y, extra), mask)
+    traced = jax.jit(fit)(_padded(x, extra), _padded(y, extra), mask)
+    for model in (filled, traced):
+        for name in ("kernel_x", "kernel_y"):
+            found, expected = getattr(model, name), getattr(plain, name)
+            np.testing.assert_allclose(found.bandwidth, expected.bandwidth, rtol=1e-10)
+
+
+def test_default_kernels_of_more_points_than_are_looked_at():
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(2300, 2)))
+    mask = jnp.arange(2600) < 2300
+    found = kbr.kernels.default_kernel(_padded(x, 300), mask)
+    expected = kbr.kernels.default_kernel(x)
+    np.testing.assert_allclose(found.bandwidth, expected.bandwidth, rtol=1e-10)

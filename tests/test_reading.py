@@ -294,3 +294,65 @@ def test_labels_have_no_distance():
         kbr.embedding.energy_score(embedding, 1)
     with pytest.raises(ValueError, match="real array"):
         modes(embedding, 1)
+
+
+def test_modes_of_atoms_that_repeat():
+    atoms = jnp.asarray(np.repeat([0.0, 1.0, 4.0, 9.0], [20, 5, 15, 10]))
+    belief = kbr.embed(kbr.Gaussian(1.0), atoms)
+    found, heights = modes(belief, 4, bandwidth=0.3)
+    grid = jnp.linspace(-3, 12, 3001)
+    values = np.asarray(density(belief, grid, bandwidth=0.3))
+    tops = np.flatnonzero((values[1:-1] > values[:-2]) & (values[1:-1] > values[2:])) + 1
+    order = tops[np.argsort(-values[tops])]
+    assert np.isnan(found[len(order) :]).all()
+    np.testing.assert_allclose(found[: len(order)], np.asarray(grid)[order], atol=5e-3)
+    np.testing.assert_allclose(heights[: len(order)], values[order], rtol=1e-4)
+
+
+def test_an_atom_without_weight_is_no_mode():
+    atoms, weights = jnp.asarray([0.0, 0.3, 0.5, 100.0]), jnp.asarray([0.3, 0.4, 0.3, 0.0])
+    found, heights = modes(kbr.embed(kbr.Gaussian(1.0), atoms, weights), 4)
+    assert np.isnan(found[1:]).all() and (np.asarray(heights[1:]) == 0).all()
+
+
+@pytest.mark.parametrize("unit", [1e-3, 1e3])
+def test_densities_in_many_dimensions_keep_their_scale(unit):
+    atoms = jnp.asarray(unit * RNG.normal(size=(100, 20)), jnp.float32)
+    belief = kbr.embed(kbr.Gaussian(1.0), atoms)
+    unit = np.float32(unit)
+    at = jnp.stack([atoms[0], atoms[0] + 100 * unit])
+    far = float(density(belief, at[1]))
+    assert far == 0
+    expected = -kbr.embedding.log_score(belief, at[0]) + 20 * np.log(unit)
+    plain = Embedding(belief.kernel, atoms / unit, belief.weights)
+    np.testing.assert_allclose(expected, np.log(density(plain, at[0] / unit)), rtol=1e-4)
+    found = modes(belief, 2)[0]
+    np.testing.assert_allclose(found / unit, modes(plain, 2)[0], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_weights_of_zero_stay_zero(seed):
+    weights = np.random.default_rng(seed).uniform(size=10).astype(np.float32)
+    weights[7:] = 0
+    shares = probabilities(kbr.embed(kbr.Delta(), jnp.arange(10), jnp.asarray(weights)))
+    np.testing.assert_array_equal(shares[7:], 0)
+
+
+def test_the_distribution_function_between_values_that_are_close():
+    def at(values, wanted):
+        return cdf(kbr.embed(kbr.Gaussian(1.0), jnp.asarray(values)), jnp.asarray(wanted))
+
+    wide = np.concatenate([np.linspace(0, 1, 100), [1e6]]).astype(np.float32)
+    for t in (0.1, 0.5, 0.9):
+        t = np.float32(t)
+        np.testing.assert_allclose(at(wide, t), (wide <= t).mean(), rtol=1e-5)
+    narrow = (1000 + np.linspace(0, 0.01, 101)).astype(np.float32)
+    for t in narrow[[10, 50]]:
+        np.testing.assert_allclose(at(narrow, t), (narrow <= t).mean(), rtol=1e-5)
+    assert np.isnan(at(narrow, np.float32(np.nan)))
+
+
+@pytest.mark.parametrize("weights", [[0.0, 0.0], [1.0, -1.0], [jnp.nan, 1.0]])
+def test_scores_of_no_distribution(weights):
+    belief = kbr.embed(kbr.Gaussian(1.0), jnp.asarray([0.0, 1.0]), jnp.asarray(weights))
+    assert np.isnan(kbr.embedding.energy_score(belief, 0.7))

@@ -793,3 +793,22 @@ def test_as_the_posterior_regularizer_vanishes_the_prior_drops_out():
     ):
         posterior = kbr.bayes_rule(model, prior_of(), queries, regularizer=1e-22, clipping=PRINTED)
     close(posterior.weights, limit, 1e-4, 1e-6)
+
+
+def test_where_a_prior_lies_does_not_depend_on_its_mass():
+    x = jnp.linspace(-4, 4, 60)
+    kernel = kbr.Gaussian(1.0)
+    model = kbr.fit_conditional(kernel, kernel, x, x, regularizer=1e-4)
+    for mass in (1.0, 1e-4):
+        prior = kbr.embed(kernel, jnp.full(1, 30.0), jnp.full(1, mass))
+        with pytest.raises(ValueError, match="lies on the training x"):
+            kbr.bayes_rule(model, prior, 0.0, regularizer=1e-3)
+
+
+def test_a_linear_kernel_knows_no_mass():
+    x = jnp.linspace(-1, 1, 60)
+    model = kbr.fit_conditional(kbr.Linear(), kbr.Gaussian(0.5), x, x, regularizer=1e-4)
+    prior = kbr.embed(kbr.Linear(), jnp.full(1, 0.5))
+    plain = kbr.Clipping(False, 0.0, False)
+    posterior = kbr.bayes_rule(model, prior, 0.5, regularizer=1e-4, clipping=plain)
+    assert bool(jnp.all(jnp.isfinite(posterior.weights)))

@@ -376,7 +376,7 @@ REFUSED = {
     "lambda": (lambda: {"f": lambda x: x}, r"`tree\['f'\]` is .*<lambda>.*functions="),
     "kernel": (
         lambda: kbr.embed(own_kernel, STATES),
-        r"`tree.kernel.static\[0\]` is own_kernel.*functions=",
+        r"`tree.kernel.function.static\[0\]` is own_kernel.*functions=",
     ),
     "features": (restarting_filter, r"`tree.features\[0\]` is own_features"),
     "class": (lambda: (1, OwnKernel(jnp.ones(()))), r"`tree\[1\]` is an object of .*OwnKernel"),
@@ -417,7 +417,7 @@ def test_functions_of_the_user_are_asked_for(tmp_path):
     other = load(
         path, functions={"kernel": own_features, "OwnKernel": OwnKernel, "unused": kbr.mean}
     )
-    assert other[0].kernel.static == (own_features,)
+    assert other[0].kernel.function.static == (own_features,)
     with pytest.raises(ValueError, match="has the fields"):
         load(path, functions={"kernel": own_kernel, "OwnKernel": Pair})
 

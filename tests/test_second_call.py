@@ -1,6 +1,5 @@
 """Outside `jit`, a second call of the same shapes compiles nothing."""
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +7,6 @@ import pytest
 
 import kbr_jax as kbr
 from kbr_jax import tuning
-from kbr_jax.learning._ahead import Ahead
 
 RNG = np.random.default_rng(0)
 X, Y = jnp.asarray(RNG.normal(size=(25, 2))), jnp.asarray(RNG.normal(size=(25, 1)))
@@ -67,17 +65,4 @@ def test_a_second_call_compiles_nothing(name, compilations):
     assert compilations  # the listener hears
     compilations.clear()
     jax.block_until_ready(jax.tree.leaves(CALLS[name]()))
-    assert not compilations
-
-
-def test_what_is_compiled_ahead_is_not_compiled_again(compilations):
-    other = X + 1
-    cube = eqx.filter_jit(lambda kernel, x: kernel.gram(x, x) ** 3)
-    with Ahead() as ahead:
-        ahead(cube, KERNEL, X)
-        ahead(cube, KERNEL, "not an array")  # an error where it is called, not here
-        ahead.join()
-        assert compilations
-        compilations.clear()
-        jax.block_until_ready(cube(kbr.Gaussian(2.0), other))
     assert not compilations

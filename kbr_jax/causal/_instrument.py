@@ -116,7 +116,10 @@ def fit_instrument(
     if not hasattr(y, "dtype") or not jnp.issubdtype(y.dtype, jnp.floating):
         raise ValueError("`y` must be one real array: an instrument identifies means.")
     of = as_kernels(kernels, 2 if covariates is None else 3)
-    kernel_x, kernel_z = checked_kernel(of[0], x, "x"), checked_kernel(of[1], z, "z")
+    kernel_x, kernel_z = (
+        checked_kernel(given, part, name, mask)
+        for given, part, name in zip(of[:2], (x, z), "xz", strict=True)
+    )
     treatments = feature_map(kernel_x, x, rank, mask)
     first, second = as_ridges(regularizers, 2, treatments.dtype)
     plain = outcome_targets(kernel_x, x, rank, mask)
@@ -124,7 +127,7 @@ def fit_instrument(
     kernel_c = None
     if covariates is not None:
         covariates = checked_sample(covariates, "covariates", mask, count)
-        kernel_c = checked_kernel(of[2], covariates, "covariates")
+        kernel_c = checked_kernel(of[2], covariates, "covariates", mask)
         kernel, instrument = TensorProduct((kernel_z, kernel_c)), (z, covariates)
         known = feature_map(kernel_c, covariates, rank, mask)
         base = jnp.maximum(regress(known, plain, None).explained, 0)

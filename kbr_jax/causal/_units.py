@@ -59,10 +59,10 @@ def units(
         for part, name in ((a, "a"), (w, "w"), (z, "z"), (y, "y"))
     )
     of_a, of_w, of_z = as_kernels(kernels, 3)
-    kernel_a = dose_kernel(of_a, a, bandwidth)
+    kernel_a = dose_kernel(of_a, a, bandwidth, mask)
     kernel_a.check(a, "a")
     kernel_w, kernel_z, kernel_y = (
-        checked_kernel(kernel, part, name)
+        checked_kernel(kernel, part, name, mask)
         for kernel, part, name in ((of_w, w, "w"), (of_z, z, "z"), (None, y, "y"))
     )
     return Units(a, w, z, y, kernel_a, kernel_w, kernel_z, kernel_y, mask)
@@ -78,23 +78,28 @@ def checked_sample(points: Points, name: str, mask: Bool[Array, " n"] | None, co
     return check_finite(without_padding(points, mask), name)
 
 
-def checked_kernel(kernel: KernelLike, points: Points, name: str) -> AbstractKernel:
+def checked_kernel(
+    kernel: KernelLike, points: Points, name: str, mask: Bool[Array, " n"] | None
+) -> AbstractKernel:
     """The kernel of a variable, or its default."""
-    kernel = kernel_for(kernel, points)
+    kernel = kernel_for(kernel, points, mask)
     kernel.check(points, name)
-    warn_of_scale(kernel, points, name)
+    warn_of_scale(kernel, points, name, mask)
     return kernel
 
 
-def dose_kernel(kernel: KernelLike, doses: Points, bandwidth: float) -> AbstractKernel:
+def dose_kernel(
+    kernel: KernelLike, doses: Points, bandwidth: float, mask: Bool[Array, " n"] | None
+) -> AbstractKernel:
     """The given kernel, or `Laplace` for real doses and the default for labels."""
     if kernel is not None:
         return as_kernel(kernel)
     if isinstance(doses, (tuple, list)):
-        return TensorProduct(tuple(dose_kernel(None, part, bandwidth) for part in doses))
+        return TensorProduct(tuple(dose_kernel(None, part, bandwidth, mask) for part in doses))
     if not hasattr(doses, "dtype") or not is_float(doses):
-        return kernel_for(None, doses)
-    return Laplace(bandwidth * coordinate_scale(doses))
+        return kernel_for(None, doses, mask)
+    weights = None if mask is None else mask.astype(doses.dtype)
+    return Laplace(bandwidth * coordinate_scale(doses, weights))
 
 
 def as_kernels(kernels: Any, count: int) -> tuple[KernelLike, ...]:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from .._checks import as_batch, as_points, check_alike, in_one_precision, take
+from .._checks import as_batch, as_count, as_points, check_alike, in_one_precision, take
 from .._lapack import determinant, svd
 from .._numerics import HIGHEST, matmul, safe_divide
 from .._typing import Array, ArrayLike, Float, Point, Points
@@ -63,6 +63,7 @@ def decode_fixed_point(
             f"`decode_gradient`."
         )
     check_unbatched(embedding, "embedding")
+    num_steps = as_count(num_steps, "num_steps")
     embedding = _in_one_dtype(embedding)
     points, weights = embedding.points, embedding.weights
     start = jnp.asarray(decode(embedding) if start is None else start, points.dtype)
@@ -127,7 +128,8 @@ def decode_gradient(
     array, and for `starts` unlike them.
     """
     # A Python number would be static, and each another program.
-    return _descend(embedding, starts, jnp.asarray(learning_rate, float), num_starts, num_steps)
+    most, steps = as_count(num_starts, "num_starts"), as_count(num_steps, "num_steps")
+    return _descend(embedding, starts, jnp.asarray(learning_rate, float), most, steps)
 
 
 @eqx.filter_jit

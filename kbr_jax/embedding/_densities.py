@@ -18,6 +18,8 @@ SHIFTS = 50
 #: Scott's bandwidth is at least this share of the spread of the atoms, so that the density of one
 #: atom is finite.
 LEAST_BANDWIDTH = 1e-3
+#: Squared distance, in bandwidths, of two starts or two modes that count as one.
+_CLOSE = 0.25
 
 
 def probabilities(embedding: Embedding) -> Float[Array, "*b n"]:
@@ -41,6 +43,9 @@ def probabilities(embedding: Embedding) -> Float[Array, "*b n"]:
     threshold = jnp.take_along_axis(excess, jnp.maximum(kept - 1, 0), axis=-1)
     threshold = threshold / jnp.maximum(kept, 1).astype(weights.dtype)
     projected = jnp.maximum(shares - threshold, 0)
+    # Else rounding in the sum would leave a share on weights of 0.
+    proper = jnp.all(shares >= 0, axis=-1, keepdims=True)
+    projected = jnp.where(proper, shares, projected)
     return jnp.where(unknown(weights)[..., None], jnp.nan, projected)
 
 
@@ -88,7 +93,11 @@ def _densities(
     shares: Float[Array, "b n"],
     widths: Float[Array, "b d"],
 ) -> Float[Array, "b m"]:
-    return lax.map(lambda one: matmul(_gaussians(points, atoms, one[1]), one[0]), (shares, widths))
+    def one(row):
+        share, width = row
+        return matmul(jnp.exp(_log_kernel(points, atoms, width) - log_volume(width)), share)
+
+    return lax.map(one, (shares, widths))
 
 
 def modes(
@@ -127,30 +136,34 @@ def _all_modes(
 def _modes(
     atoms: Float[Array, "n d"], shares: Float[Array, " n"], width: Float[Array, " d"], count: int
 ) -> tuple[Float[Array, "k d"], Float[Array, " k"]]:
-    near = _gaussians(atoms, atoms, width)
-    heights = matmul(near, shares)
-    around = near > math.exp(-0.5) * jnp.diagonal(near)[:, None]
-    is_top = heights >= jnp.max(jnp.where(around, heights, 0), axis=1)
+    logs = _log_kernel(atoms, atoms, width)
+    heights = matmul(jnp.exp(logs), shares)
+    is_top = (heights > 0) & (heights >= jnp.max(jnp.where(logs > -0.5, heights, 0), axis=1))
+    # Atoms at one place would be several starts for one mode.
+    n = len(atoms)
+    same = (logs > -_CLOSE / 2) & jnp.tril(jnp.ones((n, n), bool), -1)
+    is_top = is_top & ~jnp.any(same & is_top, axis=1)
     found = lax.top_k(jnp.where(is_top, heights, -1), count)[1]
     starts, known = atoms[found], is_top[found]
 
     def shift(_, places):
-        pull = _gaussians(places, atoms, width) * shares
+        pull = jnp.exp(_log_kernel(places, atoms, width)) * shares
         total = jnp.sum(pull, axis=1, keepdims=True)
         moved = matmul(pull, atoms) / jnp.where(total > 0, total, 1)
         return jnp.where(total > 0, moved, places)
 
     places = lax.fori_loop(0, SHIFTS, shift, starts)
-    heights = matmul(_gaussians(places, atoms, width), shares)
+    heights = matmul(jnp.exp(_log_kernel(places, atoms, width)), shares)
     order = jnp.argsort(-jnp.where(known, heights, -1))
     places, heights, known = places[order], heights[order], known[order]
     # Two starts may end at one mode: the first of them stays.
     apart = squared_distances(places / width, places / width)
     earlier = jnp.tril(jnp.ones((count, count), bool), -1)
-    known = known & ~jnp.any(earlier & (apart < 0.25) & known[None, :], axis=1)
+    known = known & ~jnp.any(earlier & (apart < _CLOSE) & known[None, :], axis=1)
     order = jnp.argsort(~known, stable=True)
     places, heights, known = places[order], heights[order], known[order]
-    return jnp.where(known[:, None], places, jnp.nan), jnp.where(known, heights, 0)
+    densities = jnp.exp(jnp.log(jnp.where(known, heights, 1)) - log_volume(width))
+    return jnp.where(known[:, None], places, jnp.nan), jnp.where(known, densities, 0)
 
 
 def is_label(points: Points) -> bool:
@@ -191,10 +204,12 @@ def bandwidths(
     return factor * jnp.maximum(width, least)
 
 
-def _gaussians(
+def _log_kernel(
     points: Float[Array, "m d"], atoms: Float[Array, "n d"], width: Float[Array, " d"]
 ) -> Float[Array, "m n"]:
-    """Normal densities around the atoms, at points."""
-    squares = squared_distances(points / width, atoms / width)
-    constant = jnp.prod(width) * (2 * math.pi) ** (len(width) / 2)
-    return jnp.exp(-squares / 2) / constant
+    return -squared_distances(points / width, atoms / width) / 2
+
+
+def log_volume(width: Float[Array, " d"]) -> Float[Array, ""]:
+    """Logarithm of the integral of a Gaussian kernel; a product of widths would underflow."""
+    return jnp.sum(jnp.log(width)) + 0.5 * len(width) * math.log(2 * math.pi)

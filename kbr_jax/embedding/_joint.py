@@ -2,6 +2,8 @@ r"""Joint distributions $C_{XY} = \sum_{ij} W_{ij} \phi(x_i) \otimes \psi(y_j)$,
 dependence.
 """
 
+import functools
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -145,16 +147,29 @@ def squared_hs_norm(operator: CrossCovariance) -> Float[Array, "*batch"]:
     so the cost is O(n^2 d), with no matrix product. Zero where a variable is constant and the
     weights sum to 1 (else what is missing from 1 remains, squared).
     """
-    k = operator.kernel_x.gram(operator.x, operator.x)
-    l = operator.kernel_y.gram(operator.y, operator.y)  # noqa: E741 (the papers' letter)
+    k, f = _centered(operator.kernel_x.gram(operator.x, operator.x))
+    l, g = _centered(operator.kernel_y.gram(operator.y, operator.y))  # noqa: E741 (the papers' letter)
     w = operator.weights
     kw, lw = matmul(w, k), matmul(w, l)
-    joint = jnp.sum(matmul(w, k * l) * w, axis=-1)
-    return (
-        joint
-        - 2 * jnp.sum(w * kw * lw, axis=-1)
-        + jnp.sum(w * kw, axis=-1) * jnp.sum(w * lw, axis=-1)
-    )
+
+    def total(*factors):
+        return functools.reduce(jnp.multiply, factors).sum(axis=-1)
+
+    joint = total(matmul(w, k * l), w) - 2 * total(w, kw, lw) + total(w, kw) * total(w, lw)
+    # B 1 = (1 - sum(w)) w: weights of another mass see what centering takes away.
+    mass = total(w)
+    bf, bg = (w * (part - total(w, part)[..., None]) for part in (f, g))
+    uncentered = kw + mass[..., None] * f + total(w, f)[..., None]
+    return joint + 2 * (1 - mass) * (total(bf, lw) + total(bg, uncentered))
+
+
+def _centered(gram: Float[Array, "n n"]) -> tuple[Float[Array, "n n"], Float[Array, " n"]]:
+    """A centered Gram matrix C, and f with K = C + f 1^T + 1 f^T.
+
+    Where points are far from the origin of the feature space, sums over K would cancel.
+    """
+    f = jnp.mean(gram, axis=1) - jnp.mean(gram) / 2
+    return gram - f[:, None] - f, f
 
 
 def hsic(
@@ -179,7 +194,9 @@ def hsic(
     if n < 4:
         raise ValueError(f"The unbiased HSIC needs at least 4 pairs, got {n}.")
     off = 1 - jnp.eye(n, dtype=joint.weights.dtype)
-    k, l = off * joint.kernel_x.gram(joint.x, joint.x), off * joint.kernel_y.gram(joint.y, joint.y)  # noqa: E741
+    # Centering does not change the statistic.
+    k = off * _centered(joint.kernel_x.gram(joint.x, joint.x))[0]
+    l = off * _centered(joint.kernel_y.gram(joint.y, joint.y))[0]  # noqa: E741
     rows_k, rows_l = jnp.sum(k, axis=0), jnp.sum(l, axis=0)
     trace, product = jnp.sum(k * l), jnp.sum(rows_k) * jnp.sum(rows_l)
     product = product / float((n - 1) * (n - 2)) - 2 * matmul(rows_k, rows_l) / (n - 2)

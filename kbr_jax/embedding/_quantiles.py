@@ -3,6 +3,7 @@ r"""Quantiles and distribution functions, from weights of any sign."""
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from .._checks import as_points, is_concrete
 from .._typing import Array, ArrayLike, Bool, Float, Point, PointFunction
@@ -138,8 +139,9 @@ def cdf(
     from one point to a real array, by default the point itself. Each coordinate of it is read on
     its own.
 
-    **Returns:** `[..., *shape]`, with a leading axis `[m]` if t is a vector. NaN and errors as
-    `quantile`. Cost O(b s (n log n + m log n)) for b embeddings and s coordinates.
+    **Returns:** `[..., *shape]`, with a leading axis `[m]` if t is a vector. NaN where t is NaN,
+    and as `quantile`; errors as there. Cost O(b s (n log n + m log n)) for b embeddings and s
+    coordinates.
     """
     dtype = embedding.weights.dtype
     wanted = jnp.asarray(values, dtype)
@@ -164,11 +166,15 @@ def _distribution(
         # The quantile function climbs by these gaps in this order.
         climb = jnp.argsort(level)
         reached = ordered[0] + jnp.cumsum(gaps[climb])
-        # Sums of gaps agree with the values up to rounding.
+        # Sums of gaps agree with the values up to rounding. Where F has not gone down before, they
+        # are the values.
         slack = 8 * jnp.finfo(values.dtype).eps * (jnp.abs(ordered[0]) + jnp.abs(ordered[-1]))
-        place = jnp.searchsorted(reached, wanted + slack, side="right")
+        in_turn = lax.cummax(climb) == jnp.arange(len(climb))
+        reached = lax.cummax(jnp.where(in_turn, ordered[1:], reached - slack))
+        place = jnp.searchsorted(reached, wanted, side="right")
         steps = jnp.concatenate([level[climb], jnp.ones(1, level.dtype)])
         found = steps[place]
-        return jnp.where(wanted < ordered[0], 0, jnp.where(wanted >= ordered[-1], 1, found))
+        found = jnp.where(wanted < ordered[0], 0, jnp.where(wanted >= ordered[-1], 1, found))
+        return jnp.where(jnp.isnan(wanted), jnp.nan, found)
 
     return jax.vmap(one, out_axes=1)(levels)

@@ -36,6 +36,9 @@ def credible_level(
         points = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], points)
     points = as_points(points, "points")
     check_alike(points, "points", embedding.points, "embedding.points")
+    embedding.kernel.check(points, "points")
+    if embedding.weights.ndim > 2:
+        raise ValueError("Beliefs are weights `[n]` or `[b, n]`; use `jax.vmap` for more axes.")
     tau = as_positive(temperature, "temperature", scalar=True)
     positive = jnp.maximum(jnp.atleast_2d(embedding.weights), 0)
     if positive.shape[0] != jax.tree.leaves(points)[0].shape[0]:

@@ -1,7 +1,5 @@
 r"""Proper scores of forecasts by what happened."""
 
-import math
-
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -9,8 +7,9 @@ from jax import lax
 from .._checks import as_points, check_alike, size
 from .._typing import Array, ArrayLike, Float, Point, Points
 from ..kernels import Energy, gram_matvec
-from ._densities import bandwidths, equal, is_label, probabilities, real_rows
+from ._densities import bandwidths, equal, is_label, log_volume, probabilities, real_rows
 from ._embedding import Embedding, normalized
+from ._quantiles import unknown
 
 
 def energy_score(embedding: Embedding, points: Point | Points) -> Float[Array, "*b"]:
@@ -23,7 +22,7 @@ def energy_score(embedding: Embedding, points: Point | Points) -> Float[Array, "
     **Arguments:** `embedding`, on points that are one real array, weights `[n]` or `[b, n]`;
     `points`, one point, or one for each of b forecasts `[b, ...]`.
 
-    **Returns:** a scalar or `[b]`. NaN as `normalize`. Cost O(n^2 (b + d)), memory O(b n).
+    **Returns:** a scalar or `[b]`. NaN as `quantile`. Cost O(n^2 (b + d)), memory O(b n).
     **Raises:** `ValueError` for points of another kind or number, and for labels.
     """
     rows, weights = _one_each(embedding, points)
@@ -36,6 +35,7 @@ def energy_score(embedding: Embedding, points: Point | Points) -> Float[Array, "
     smooth = gram_matvec(kernel, atoms, atoms, weights.T).T
     cross = jnp.sum(kernel.gram(rows, atoms) * weights, axis=-1)
     scores = kernel.diagonal(rows) - 2 * cross + jnp.sum(smooth * weights, axis=-1)
+    scores = jnp.where(unknown(jnp.atleast_2d(embedding.weights)), jnp.nan, scores)
     return scores[0] if embedding.weights.ndim == 1 else scores
 
 
@@ -71,8 +71,7 @@ def _log_densities(
     def one(row):
         share, point, width = row
         powers = -0.5 * jnp.sum(((atoms - point) / width) ** 2, axis=1)
-        constant = jnp.sum(jnp.log(width)) + 0.5 * len(width) * math.log(2 * math.pi)
-        return jax.nn.logsumexp(powers, b=share) - constant
+        return jax.nn.logsumexp(powers, b=share) - log_volume(width)
 
     return lax.map(one, (shares, points, widths))
 

@@ -154,11 +154,14 @@ def marginal(embedding: Embedding, part: int, *, kernel: KernelLike | None = Non
     """
     points, own = embedding.points, embedding.kernel
     if isinstance(points, (tuple, list)):
-        found = points[part]
+        count = len(points)
     elif hasattr(points, "ndim") and points.ndim == 2:
-        found = points[:, part]
+        count = points.shape[1]
     else:
         raise ValueError("`marginal` needs points that are tuples, or vectors [n, d].")
+    if not -count <= part < count:
+        raise ValueError(f"`part` must be the number of one of {count} parts, got {part}.")
+    found = points[part] if isinstance(points, (tuple, list)) else points[:, part]
     if kernel is None:
         if not isinstance(own, (TensorProduct, DirectSum)):
             raise ValueError("Give the `kernel` of the part: only products and sums have one.")

@@ -24,7 +24,7 @@ def fit_features(
     mask: Bool[Array, " n"] | None = None,
 ) -> AbstractFeatures:
     """Fit exact features for None, greedy landmarks for a rank, else the given features."""
-    kernel = kernel_for(kernel, points)
+    kernel = kernel_for(kernel, points, mask)
     if landmarks is None and isinstance(kernel, FeatureMap):
         return explicit_features(kernel, points, mask)
     if landmarks is None:

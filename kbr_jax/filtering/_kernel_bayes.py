@@ -292,8 +292,8 @@ def fit_filter(
     states, observations, successors, mask = as_transitions(
         states, observations, successors, 0, mask
     )
-    kernel_states = kernel_for(kernel_states, states)
-    kernel_observations = kernel_for(kernel_observations, observations)
+    kernel_states = kernel_for(kernel_states, states, mask)
+    kernel_observations = kernel_for(kernel_observations, observations, mask)
     kernel_states.check(states, "states")
     kernel_observations.check(observations, "observations")
     emission = fit_conditional(

@@ -304,9 +304,9 @@ def known_likelihood(
     **Raises:** `ValueError` as `fit_conditional`.
     """
     states = as_points(states, "states")
-    kernel = kernel_for(kernel, states)
     mask = None if mask is None else as_mask(mask, size(states), "mask")
     states = check_finite(without_padding(states, mask), "states")
+    kernel = kernel_for(kernel, states, mask)
     kernel.check(states, "states")
     features = fit_features(kernel, states, landmarks, mask)
     regularizer = as_regularizer(regularizer, "regularizer", features.dtype)

@@ -177,8 +177,8 @@ def fit_conditional_embedding_filter(
         raise ValueError("Give landmarks for both states and observations, or for neither.")
     data = as_transitions(states, observations, successors, 1, mask)
     states, observations, successors, mask = data
-    kernel_states = kernel_for(kernel_states, states)
-    kernel_observations = kernel_for(kernel_observations, observations)
+    kernel_states = kernel_for(kernel_states, states, mask)
+    kernel_observations = kernel_for(kernel_observations, observations, mask)
     kernel_states.check(states, "states")
     kernel_observations.check(observations, "observations")
     first = fit_features(kernel_states, states, landmarks_states, mask)

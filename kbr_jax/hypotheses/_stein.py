@@ -240,8 +240,7 @@ def _discrepancy(
     rows = weights.reshape(-1, weights.shape[-1])
     products = by_rows(lambda u: matmul(u, rows.T), kernel, (x, scores))
     squares = jnp.sum(products.T * rows, axis=-1)
-    roots = jnp.where(jnp.isnan(squares), squares, safe_sqrt(squares))
-    return roots.reshape(weights.shape[:-1])
+    return safe_sqrt(squares).reshape(weights.shape[:-1])
 
 
 @eqx.filter_jit

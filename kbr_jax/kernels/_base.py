@@ -188,13 +188,10 @@ class Scaled(AbstractKernel):
         return self.factor.astype(values.dtype) * values
 
 
-class FunctionKernel(AbstractKernel):
-    """Any callable `f(x, y)` on two single points, as a kernel: a plain function, or a kernel
-    object of another library.
+class PureFunction(eqx.Module):
+    """A callable as a pytree of arrays, which `jit`, `vmap` and `grad` take.
 
-    Its value is one number, shape `()`: an array of any other shape is a `ValueError`; integers and
-    booleans become floating-point numbers. Array leaves of the callable (if it is a pytree) stay
-    differentiable; the rest is static. Made by `as_kernel`.
+    Array leaves of the callable (if it is a pytree) stay differentiable; the rest is static.
     """
 
     arrays: list[Array]
@@ -203,15 +200,44 @@ class FunctionKernel(AbstractKernel):
 
     def __init__(self, function: Any):
         leaves, self.structure = jax.tree.flatten(function)
-        self.arrays = [
-            leaf.astype(leaf.dtype) for leaf in leaves if eqx.is_array(leaf)
-        ]  # drops weak types
-        self.static = tuple(None if eqx.is_array(leaf) else leaf for leaf in leaves)
+        arrays = [isinstance(leaf, (jax.Array, np.ndarray)) for leaf in leaves]
+        pairs = list(zip(leaves, arrays, strict=True))
+        self.arrays = [  # without weak types
+            jnp.asarray(leaf, leaf.dtype) for leaf, is_array in pairs if is_array
+        ]
+        self.static = tuple(None if is_array else leaf for leaf, is_array in pairs)
 
-    def __call__(self, x: Point, y: Point) -> Float[Array, ""]:
+    def __call__(self, *arguments: Any) -> Any:
         arrays = iter(self.arrays)
         leaves = [next(arrays) if leaf is None else leaf for leaf in self.static]
-        value = as_float(jax.tree.unflatten(self.structure, leaves)(x, y))
+        return jax.tree.unflatten(self.structure, leaves)(*arguments)
+
+
+def as_pure(function: Any) -> PureFunction:
+    """A callable as a pytree of arrays."""
+    return function if isinstance(function, PureFunction) else PureFunction(function)
+
+
+def as_map(function: Any) -> Callable[[Any], Any]:
+    """A callable of one point all of whose leaves are arrays."""
+    if not callable(function):
+        raise ValueError(f"`map` must be a function of one point, got {function!r}.")
+    pure = all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(function))
+    return function if pure else as_pure(function)
+
+
+class FunctionKernel(AbstractKernel):
+    """Any callable `f(x, y)` on two single points, as a kernel: a plain function, or a kernel
+    object of another library.
+
+    Its value is one number, shape `()`: an array of any other shape is a `ValueError`; integers and
+    booleans become floating-point numbers. Made by `as_kernel`.
+    """
+
+    function: PureFunction = eqx.field(converter=as_pure)
+
+    def __call__(self, x: Point, y: Point) -> Float[Array, ""]:
+        value = as_float(self.function(x, y))
         if value.shape != ():
             raise ValueError(
                 f"A kernel function must return one number for two single points, got shape "

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._checks import as_points, check_alike, is_concrete, size, take
+from .._checks import as_mask, as_points, check_alike, is_concrete, size, take, without_padding
 from .._numerics import safe_sqrt
-from .._typing import Array, Float, Points
+from .._typing import Array, ArrayLike, Bool, Float, Points
 from ._base import AbstractKernel, KernelLike, as_kernel, flat
 from ._families import Delta
 from ._gram import median_heuristic
@@ -34,6 +34,10 @@ def coordinate_scale(
     """
     center = jnp.average(x, axis=0, weights=weights)
     each = safe_sqrt(jnp.average((x - center) ** 2, axis=0, weights=weights))
+    # The deviation of a constant would be rounding of its mean.
+    counted = jnp.ones(len(x), bool) if weights is None else weights > 0
+    same = x == x[jnp.argmax(counted)]
+    each = jnp.where(jnp.all(same | ~counted.reshape(-1, *[1] * (x.ndim - 1)), axis=0), 0, each)
     common = safe_sqrt(jnp.mean(each**2))
     # The entries of a rotation share a unit: one that hardly moves is not noise to be blown up.
     own = (jnp.max(each) > 3 * jnp.min(each)) & (x.ndim == 2)
@@ -41,7 +45,7 @@ def coordinate_scale(
     return jnp.where(found > 0, found, 1.0)
 
 
-def default_kernel(x: Points) -> AbstractKernel:
+def default_kernel(x: Points, mask: ArrayLike | None = None) -> AbstractKernel:
     """Choose a kernel from a sample, as functions do for `kernel=None`.
 
     Tests of two samples and of independence take a collection of kernels instead.
@@ -51,33 +55,56 @@ def default_kernel(x: Points) -> AbstractKernel:
     - Integers and booleans are labels: `Delta`. Convert counts by `x.astype(float)`.
     - Tuples: `TensorProduct` of the kernels of the parts.
 
-    **Arguments:** `x`, a sample `[n, ...]`. **Returns:** a kernel that depends on the sample: give
-    the same kernel to embeddings that are to be compared. Cost O(d) times n plus 10^6.
+    **Arguments:** `x`, a sample `[n, ...]`; `mask` `[n]`, False where a point is padding.
+    **Returns:** a kernel that depends on the sample: give the same kernel to embeddings that are to
+    be compared. Cost O(d) times n plus 10^6.
     """
     x = as_points(x, "x")
     if isinstance(x, (tuple, list)):
-        return TensorProduct(tuple(default_kernel(part) for part in x))
+        return TensorProduct(tuple(default_kernel(part, mask) for part in x))
     if not hasattr(x, "dtype"):
         raise ValueError("There is no default kernel for trees other than tuples: give a kernel.")
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return Delta()
+    if mask is not None:
+        return Gaussian(_masked_bandwidth(x, as_mask(mask, size(x), "mask")))
     scale = coordinate_scale(x)
     if size(x) < 2:
         return Gaussian(scale)
-    rows = np.linspace(0, size(x) - 1, min(size(x), _POINTS)).astype(int)
-    return Gaussian(scale * median_heuristic(take(x, rows) / scale))
+    return Gaussian(scale * median_heuristic(take(x, _even(size(x), _POINTS)) / scale))
 
 
-def kernel_for(kernel: KernelLike, x: Points) -> AbstractKernel:
-    """`kernel` as a kernel, or the default of a sample for None."""
-    return default_kernel(x) if kernel is None else as_kernel(kernel)
+def _masked_bandwidth(x: Float[Array, "n *d"], mask: Bool[Array, " n"]) -> Float[Array, "*d"]:
+    """The bandwidth of the true points alone: the same points as without padding."""
+    x, n = without_padding(x, mask), size(x)
+    scale = coordinate_scale(x, mask.astype(x.dtype))
+    if n < 2:
+        return scale
+    count, most = jnp.sum(mask), min(n, _POINTS)
+    place = jnp.arange(most)
+    even = place * (count - 1) // max(most - 1, 1)
+    rows = jnp.argsort(~mask)[jnp.where(count <= most, place, even)]
+    return scale * median_heuristic(x[rows] / scale, mask=place < count)
 
 
-def warn_of_scale(kernel: AbstractKernel, x: Points, name: str) -> None:
-    """Warn where a kernel sees all points as equal, or all as unlike.
+def kernel_for(
+    kernel: KernelLike, x: Points, mask: Bool[Array, " n"] | None = None
+) -> AbstractKernel:
+    """`kernel` as a kernel, or the default of a sample (True in the mask) for None."""
+    return default_kernel(x, mask) if kernel is None else as_kernel(kernel)
+
+
+def warn_of_scale(
+    kernel: AbstractKernel, x: Points, name: str, mask: Bool[Array, " n"] | None = None
+) -> None:
+    """Warn where a kernel sees all points (True in the mask) as equal, or all as unlike.
 
     Nothing is looked at inside `jit` or `grad`.
     """
+    if mask is not None:
+        if not is_concrete(mask):
+            return
+        x = take(x, np.flatnonzero(mask))
     if isinstance(kernel, TensorProduct) and isinstance(x, (tuple, list)):
         for number, (own, part) in enumerate(zip(kernel.kernels, x, strict=True)):
             warn_of_scale(own, part, f"{name}[{number}]")

@@ -21,7 +21,7 @@ class AbstractDotProduct(AbstractKernel):
         """The kernel as a function of the inner product."""
 
     def __call__(self, x: Point, y: Point) -> Float[Array, ""]:
-        return self.profile(jnp.sum(x * y))
+        return self.profile(jnp.sum(as_float(x) * as_float(y)))
 
     def gram(self, x: Points, y: Points) -> Float[Array, "n m"]:
         return self.profile(matmul(flat(x), flat(y).T))
@@ -110,7 +110,7 @@ class Precomputed(AbstractKernel):
             )
 
     def __call__(self, x: Point, y: Point) -> Float[Array, ""]:
-        return self._entries(x, y)
+        return self._entries(jnp.asarray(x), jnp.asarray(y))
 
     def gram(self, x: Points, y: Points) -> Float[Array, "n m"]:
         return self._entries(x[:, None], y[None, :])
@@ -147,7 +147,7 @@ class Energy(AbstractKernel):
     )
 
     def __call__(self, x: Point, y: Point) -> Float[Array, ""]:
-        return self.gram(jnp.asarray(x)[None], jnp.asarray(y)[None])[0, 0]
+        return self.gram(as_float(x)[None], as_float(y)[None])[0, 0]
 
     def gram(self, x: Points, y: Points) -> Float[Array, "n m"]:
         x, y = self._units(x), self._units(y)
@@ -162,6 +162,12 @@ class Energy(AbstractKernel):
 
     def check(self, x: Points, name: str) -> None:
         check_real(x, name, "Energy")
+        for value, what in ((self.center, "center"), (self.scale, "scale")):
+            if value.ndim and value.shape != x.shape[1:]:
+                raise ValueError(
+                    f"The {what} of Energy has shape {value.shape}, but a point of `{name}` has "
+                    f"shape {x.shape[1:]}; give one number, or one per coordinate."
+                )
 
 
 def _lengths(x: Float[Array, "n d"]) -> Float[Array, " n"]:

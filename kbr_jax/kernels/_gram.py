@@ -7,7 +7,17 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh
 
-from .._checks import as_count, as_points, check_alike, check_finite, padded, size, take
+from .._checks import (
+    as_count,
+    as_mask,
+    as_points,
+    check_alike,
+    check_finite,
+    padded,
+    size,
+    take,
+    without_padding,
+)
 from .._numerics import matmul, safe_sqrt, squared_distances
 from .._typing import Array, ArrayLike, Float, Points, PRNGKeyArray
 from ..devices import over_devices
@@ -15,7 +25,11 @@ from ._base import AbstractKernel, KernelLike, as_kernel, check_real, flat
 
 
 def median_heuristic(
-    x: Points, *, max_points: int = 2000, key: PRNGKeyArray | None = None
+    x: Points,
+    *,
+    max_points: int = 2000,
+    key: PRNGKeyArray | None = None,
+    mask: ArrayLike | None = None,
 ) -> Float[Array, ""]:
     r"""Median of the Euclidean distances $|x_i - x_j|$ over pairs $i < j$.
 
@@ -25,6 +39,7 @@ def median_heuristic(
     - `max_points`: up to this size all pairs are used, O(n^2 d); above it a uniform subsample of
       this size.
     - `key`: randomness of the subsample, required above `max_points`.
+    - `mask`: `[n]`, False where a point is padding.
 
     **Returns:** a scalar in the units of the points. Where more than half of the distances are 0
     the mean distance stands in, and 1 where all are.
@@ -32,9 +47,11 @@ def median_heuristic(
     **Raises:** `ValueError` for fewer than two points (or `max_points` below 2), a non-real dtype,
     NaN, or a missing `key`.
     """
-    x = check_finite(as_points(x, "x"), "x")
-    check_real(x, "x", "The median heuristic")
+    x = as_points(x, "x")
     n = size(x)
+    known = as_mask(mask, n, "mask")
+    x = check_finite(without_padding(x, None if mask is None else known), "x")
+    check_real(x, "x", "The median heuristic")
     max_points = as_count(max_points, "max_points")
     if max_points < 2:
         raise ValueError("`max_points` must be at least 2: a distance needs two points.")
@@ -46,11 +63,16 @@ def median_heuristic(
                 f"`x` has {n} > max_points = {max_points} points: pass `key` to subsample, or "
                 f"raise `max_points`."
             )
-        x = take(x, jax.random.choice(key, n, (max_points,), replace=False))
+        x, known = take((x, known), jax.random.choice(key, n, (max_points,), replace=False))
     rows = flat(x)
-    pairs = np.triu_indices(rows.shape[0], k=1)
-    distances = safe_sqrt(squared_distances(rows, rows)[pairs])
-    median, mean = jnp.median(distances), jnp.mean(distances)
+    first, second = np.triu_indices(rows.shape[0], k=1)
+    distances = safe_sqrt(squared_distances(rows, rows)[first, second])
+    if mask is None:
+        median, mean = jnp.median(distances), jnp.mean(distances)
+    else:
+        both = known[first] & known[second]
+        median = jnp.nan_to_num(jnp.nanmedian(jnp.where(both, distances, jnp.nan)))
+        mean = jnp.nan_to_num(jnp.mean(distances, where=both))
     return jnp.where(median > 0, median, jnp.where(mean > 0, mean, 1))
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from .._numerics import matmul
 from .._typing import Array, Float, Point, Points
-from ._base import AbstractKernel, as_kernel
+from ._base import AbstractKernel, as_kernel, as_map
 
 
 def _as_kernels(kernels: Any) -> tuple[AbstractKernel, ...]:
@@ -88,7 +88,7 @@ class Warped(AbstractKernel):
     r"""$k(f(x), f(y))$ for a kernel k and any map f of points.
 
     **Arguments:** `kernel`, on the values of the map; `map`, a function of one point. An
-    `equinox.Module` has its parameters as leaves, which gradients reach.
+    `equinox.Module` has its arrays as leaves, which gradients reach; what else it holds is static.
 
     A Gram matrix costs n + m calls of the map more than that of `kernel`.
 
@@ -96,7 +96,7 @@ class Warped(AbstractKernel):
     """
 
     kernel: AbstractKernel = eqx.field(converter=as_kernel)
-    map: Callable[[Point], Any]
+    map: Callable[[Point], Any] = eqx.field(converter=as_map)
 
     def __call__(self, x: Point, y: Point) -> Float[Array, ""]:
         return self.kernel(self.map(x), self.map(y))
@@ -115,7 +115,7 @@ class FeatureMap(AbstractKernel):
     r"""$k(x, y) = f(x)^\top f(y)$ for a finite feature map f, such as a neural network.
 
     **Arguments:** `map`, a function of one point with real values of any fixed shape. An
-    `equinox.Module` has its parameters as leaves, which gradients reach.
+    `equinox.Module` has its arrays as leaves, which gradients reach; what else it holds is static.
 
     Where the library takes a sample with its exact Gram matrix, it keeps the r features of each
     point instead: costs are those of r landmarks, and nothing is approximated. The kernel of large
@@ -124,7 +124,7 @@ class FeatureMap(AbstractKernel):
     `learning.learn_features` trains a map.
     """
 
-    map: Callable[[Point], Any]
+    map: Callable[[Point], Any] = eqx.field(converter=as_map)
 
     def features(self, x: Points) -> Float[Array, "n r"]:
         """Values of the map as rows."""

@@ -7,7 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from .._checks import as_positive
+from .._checks import as_float, as_positive
 from .._numerics import exp, safe_sqrt, squared_distances
 from .._typing import Array, Float, Point, Points, PRNGKeyArray
 from ._base import AbstractKernel, check_real, flat
@@ -113,7 +113,7 @@ class AbstractStationary(AbstractShiftInvariant):
         """
 
     def __call__(self, x: Point, y: Point) -> Float[Array, ""]:
-        x, y = jnp.asarray(x), jnp.asarray(y)
+        x, y = as_float(x), as_float(y)
         return self.profile(jnp.sum(_rescale(x - y, self.bandwidth) ** 2))
 
     def gram(self, x: Points, y: Points) -> Float[Array, "n m"]:
@@ -252,7 +252,7 @@ class Laplace(AbstractShiftInvariant):
     bandwidth: Float[Array, "..."] = eqx.field(converter=as_bandwidth)
 
     def __call__(self, x: Point, y: Point) -> Float[Array, ""]:
-        difference = _rescale(jnp.asarray(x) - jnp.asarray(y), self.bandwidth)
+        difference = _rescale(as_float(x) - as_float(y), self.bandwidth)
         return exp(-jnp.sum(jnp.where(difference == 0, 0, jnp.abs(difference))))
 
     def spectral_frequencies(

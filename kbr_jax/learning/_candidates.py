@@ -179,7 +179,7 @@ def judge(
     return jnp.stack([error, jnp.mean(begun), jnp.mean(wrong)]), runs
 
 
-def fold_of(folds: Fold, index: int) -> Fold:
+def _fold(folds: Fold, index: int) -> Fold:
     """One of the folds."""
     return jax.tree.map(lambda leaf: leaf[index], folds)
 
@@ -191,7 +191,7 @@ def judged(setting: Setting, folds: Fold, values: dict, limit: float = np.inf) -
     """
     total, count = np.zeros(3), folds.truth.shape[0]
     for index in range(count):
-        total += np.asarray(judge(setting, fold_of(folds, index), values)[0], float)
+        total += np.asarray(judge(setting, _fold(folds, index), values)[0], float)
         if total[0] > limit * count:
             break
     return total / count
@@ -206,30 +206,9 @@ def _beliefs(setting: Setting, fold: Fold, values: dict) -> Float[Array, "b n"]:
 
 def held_out(setting: Setting, folds: Fold, values: dict) -> tuple[Array, Array]:
     """Errors of all runs `[k, 3, w, l]`, and beliefs from the marginal `[k, b, n]`."""
-    each = [fold_of(folds, index) for index in range(folds.truth.shape[0])]
+    each = [_fold(folds, index) for index in range(folds.truth.shape[0])]
     runs = [judge(setting, fold, values)[1] for fold in each]
     return jnp.stack(runs), jnp.stack([_beliefs(setting, fold, values) for fold in each])
-
-
-def with_way_back(
-    setting: Setting, rival: float | None = None, cusum: tuple[float, float] | None = None
-) -> Setting:
-    """The setting with a rival at this threshold, or with a test of this slack and threshold."""
-    return eqx.tree_at(
-        lambda s: (s.rival, s.cusum),
-        setting,
-        tuple(None if option is None else jnp.asarray(option) for option in (rival, cusum)),
-        is_leaf=lambda leaf: leaf is None,
-    )
-
-
-def ways_back(setting: Setting, folds: Fold) -> dict[str, list[Setting]]:
-    """How a wrong belief may be left."""
-    tested = folds.mapped and folds.states.shape[1] >= LEAST
-    return {
-        "rival": [with_way_back(setting, rival=threshold) for threshold in RIVALS],
-        "cusum": [with_way_back(setting, cusum=pair) for pair in CUSUMS if tested],
-    }
 
 
 def recovering(setting: Setting, folds: Fold, values: dict) -> Setting:
@@ -238,13 +217,25 @@ def recovering(setting: Setting, folds: Fold, values: dict) -> Setting:
     None may lose beliefs that started right: where states look alike, a rival from the marginal of
     the states is as likely as a belief that has seen more.
     """
+
+    def option(**options):
+        found = {name: jnp.asarray(value) for name, value in options.items()}
+        return eqx.tree_at(
+            lambda s: (s.rival, s.cusum),
+            setting,
+            (found.get("rival"), found.get("cusum")),
+            is_leaf=lambda leaf: leaf is None,
+        )
+
     error, begun, wrong = judged(setting, folds, values)
     lost = float(setting.lost)
     best, limit = setting, (1 - MARGIN) * error
     most = begun + MARGIN * (lost if np.isfinite(lost) else begun)
-    ways = ways_back(setting, folds)
+    options = [option(rival=threshold) for threshold in RIVALS]
     # A belief that comes back by itself needs no test.
-    for other in ways["rival"] + (ways["cusum"] if wrong > lost else []):
+    if wrong > lost and folds.mapped and folds.states.shape[1] >= LEAST:
+        options += [option(cusum=pair) for pair in CUSUMS]
+    for other in options:
         error, begun, _ = judged(other, folds, values, limit)
         if error <= limit and begun <= most:
             best, limit = other, error

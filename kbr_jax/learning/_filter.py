@@ -25,18 +25,14 @@ from ..rules import Clipping
 from ..rules._model import check_estimator
 from ..tuning import tune
 from ..tuning._progress import Progress, progress_bar
-from ..tuning._tune import as_problem, run_chunk
-from ._ahead import Ahead
 from ._candidates import (
     MAPPED,
     Setting,
-    fold_of,
     gap,
     held_out,
     judge,
     judged,
     recovering,
-    ways_back,
 )
 from ._folds import Fold, make_folds, spread
 from ._maps import CHOOSING, DiscriminantMap, choose_regression, fit_discriminant_map, leading
@@ -61,7 +57,7 @@ WIDTHS = (0.1, 0.2, 0.4, 0.8)
 
 
 def _best(
-    settings: list[Setting], folds: Fold, step: float, fixed: dict, bar: Progress, ahead: Ahead
+    settings: list[Setting], folds: Fold, step: float, fixed: dict, bar: Progress
 ) -> tuple[Setting, dict]:
     """Setting and values of the best candidate of a coarse and a fine search."""
     ranges = {name: ends for name, ends in RANGES.items() if name not in fixed}
@@ -81,14 +77,7 @@ def _best(
     def evaluate(setting, values, limit):
         return judged(setting, folds, complete(values), limit)[0]
 
-    def leading(setting, values):
-        _compile_descent(ahead, setting, folds, complete(values), fixed)
-
-    middle = complete({name: jnp.asarray(np.sqrt(a * b)) for name, (a, b) in ranges.items()})
-    for setting in settings:
-        ahead(judge, setting, fold_of(folds, 0), middle)
-    ahead.join()
-    setting, values = search(evaluate, settings, ranges, TRIALS, REFINEMENTS, bar, leading)
+    setting, values = search(evaluate, settings, ranges, TRIALS, REFINEMENTS, bar)
     return setting, complete(values)
 
 
@@ -199,16 +188,10 @@ def learn_filter(
     # A move of one step should not always stay within a bandwidth.
     moves = errors_of(triple[0][None] / scale, triple[2][None] / scale)
     step = max(float(jnp.median(moves)) / 3, 1e-3)
-    rounds = TRIALS * len(settings) + REFINEMENTS + STEPS
-    with progress_bar(rounds, progress) as bar, Ahead() as ahead:
-        setting, values = _best(settings, folds, step, fixed, bar, ahead)
-        ahead.join()
-        for options in ways_back(setting, folds).values():
-            for option in options[:1]:
-                ahead(judge, option, fold_of(folds, 0), values)
+    with progress_bar(TRIALS * len(settings) + REFINEMENTS + STEPS, progress) as bar:
+        setting, values = _best(settings, folds, step, fixed, bar)
         values = _tuned(setting, folds, values, fixed)
         bar.update(STEPS)
-        ahead.join()
         setting = recovering(setting, folds, values)
     views = None
     if chosen is not None:
@@ -218,47 +201,24 @@ def learn_filter(
     return setting.fit(values, triple, views), report
 
 
-def _descent(
-    setting: Setting, folds: Fold, values: dict, fixed: dict
-) -> tuple[Callable, dict[str, Array]]:
-    """The loss of gradient descent, and what is free in it."""
+def _tuned(setting: Setting, folds: Fold, values: dict, fixed: dict) -> dict:
+    """Gradient descent on the held-out error, with a bandwidth for each coordinate."""
     free = {name: v for name, v in values.items() if name not in (*fixed, "truncation")}
+    if not free:
+        return values
     # One stretch a fold: a gradient costs four times the error.
     runs = (folds.truth, folds.queries, folds.redrawn, folds.wrong)
     one = eqx.tree_at(
         lambda f: (f.truth, f.queries, f.redrawn, f.wrong), folds, [x[:, :1] for x in runs]
     )
-    return jax.tree_util.Partial(_loss, setting, one, values), free
-
-
-def _tuned(setting: Setting, folds: Fold, values: dict, fixed: dict) -> dict:
-    """Gradient descent on the held-out error, with a bandwidth for each coordinate."""
-    loss, free = _descent(setting, folds, values, fixed)
-    if not free:
-        return values
+    loss = jax.tree_util.Partial(_loss, setting, one, values)
     try:
-        found = tune(loss, free, OPTIMIZER, num_steps=STEPS, positive=_all, progress=False)
+        found = tune(loss, free, OPTIMIZER, num_steps=STEPS, positive=lambda p: p, progress=False)
     except ValueError:  # in float32 a gradient may overflow
         return values
     tuned = {**values, **resolvable(found.parameters)}
     start = judged(setting, folds, values)[0]
     return tuned if judged(setting, folds, tuned, start)[0] < start else values
-
-
-def _compile_descent(
-    ahead: Ahead, setting: Setting, folds: Fold, values: dict, fixed: dict
-) -> None:
-    """Compile the program of `_tuned`."""
-    loss, free = _descent(setting, folds, values, fixed)
-    if free:
-        problem, start = as_problem(loss, free, OPTIMIZER, _all, None, 1)
-        state = problem.start(start)
-        ahead(run_chunk, problem, state, jnp.asarray(0), jnp.asarray(STEPS), None)
-
-
-def _all(parameters: dict) -> dict:
-    """All are positive."""
-    return parameters
 
 
 def _loss(setting: Setting, folds: Fold, values: dict, free: dict) -> Float[Array, ""]:

@@ -38,14 +38,12 @@ def search(
     trials: int,
     refinements: int,
     bar: Progress,
-    leading: Callable[[Option, dict[str, Array]], None] = lambda option, values: None,
 ) -> tuple[Option, dict[str, Array]]:
     """The option and the values with the least score.
 
     Of each option `trials` points in the ranges are tried, evenly spread in logarithms, then
     `refinements` points around the best so far. A point may leave the ranges. `score` is told the
-    least score so far, and need not tell by how much a point is worse. `leading` is told the best
-    point before the refinements.
+    least score so far, and need not tell by how much a point is worse.
     """
     names = list(ranges)
     low, high = (np.log([ranges[name][end] for name in names]) for end in (0, 1))
@@ -67,8 +65,6 @@ def search(
     for unit in quasi_random(trials, len(names)):
         for option in options:
             attempt(option, low + unit * (high - low))
-    _, option, point = best()
-    leading(option, values_of(point))
     for unit in quasi_random(refinements, len(names)):
         _, option, point = best()
         attempt(option, point + _NEAR * (unit - 0.5) * (high - low))

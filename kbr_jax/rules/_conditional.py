@@ -238,11 +238,11 @@ def fit_conditional(
                 "with it."
             )
     x, y = check_finite(without_padding(x, mask), "x"), check_finite(without_padding(y, mask), "y")
-    kernel_x, kernel_y = kernel_for(kernel_x, x), kernel_for(kernel_y, y)
+    kernel_x, kernel_y = kernel_for(kernel_x, x, mask), kernel_for(kernel_y, y, mask)
     kernel_x.check(x, "x")
     kernel_y.check(y, "y")
-    warn_of_scale(kernel_x, x, "x")
-    warn_of_scale(kernel_y, y, "y")
+    warn_of_scale(kernel_x, x, "x", mask)
+    warn_of_scale(kernel_y, y, "y", mask)
     if solver is None:
         features_x = fit_features(kernel_x, x, landmarks_x, mask)
     elif landmarks_x is None:

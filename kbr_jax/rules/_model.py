@@ -32,6 +32,8 @@ from .._solves import AbstractFactor
 from .._typing import Array, ArrayLike, Bool, Float, Int, Points, with_numbers
 from ..embedding import Embedding, JointEmbedding, check_unbatched, normalized
 from ..features import AbstractFeatures
+from ..kernels import FeatureMap
+from ..kernels._families import AbstractDotProduct
 
 #: Least share of a prior that must lie on the training x. It is about 1 inside them (with a
 #: constant kernel 1 / (1 + lambda)) and 0 some bandwidths outside.
@@ -328,9 +330,13 @@ def single_prior_weights(model: AbstractEmission, prior: Embedding) -> Float[Arr
     Inside `jit` the prior is not looked at.
     """
     weights = model.weights(single_prior_mean(model, prior))
-    total = jnp.sum(prior.weights)
-    # A prior of mass 0, as of the printed 2009 estimator, has no share.
-    if all(map(is_concrete, (weights, total))) and abs(float(total)) > LEAST_SHARE:
+    total, sizes = jnp.sum(prior.weights), jnp.sum(jnp.abs(prior.weights))
+    if not all(map(is_concrete, (weights, total))):
+        return weights
+    # Sums of weights mean nothing where the features hold no constant, nor where masses cancel as
+    # in the printed 2009 estimator.
+    massless = isinstance(prior.kernel, (AbstractDotProduct, FeatureMap))
+    if not massless and abs(float(total)) > LEAST_SHARE * float(sizes):
         share = float(jnp.sum(model.mass(weights))) / float(total)
         if not share >= LEAST_SHARE:
             raise ValueError(
