@@ -6,6 +6,7 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 
+from .._numerics import safe_divide
 from ..embedding import Embedding
 from ._base import AbstractFilter
 
@@ -21,7 +22,7 @@ class Diagnosis(eqx.Module):
     r"""Numbers of a run by which a filter fails. `print(diagnosis)` says what they mean.
 
     - `effective_size` `[T]`: of the prior of each step, $1 / \sum_i p_i^2$ with the clipped and
-      normalized weights p.
+      normalized weights p; NaN for moments without cells, whose weights are not those of points.
     - `mass` `[T]`: sum of the weights of each belief. Beliefs are read as if it were 1.
     - `lost`: first and last step of the longest stretch of observed steps whose predictive
       value is less than a tenth of the run's upper quartile; `(0, 0)` for none.
@@ -54,10 +55,13 @@ def diagnose(filt: AbstractFilter, run: Any) -> Any:
         return [diagnose(filt, one) for one in run]
     if jnp.ndim(run.predictive_value) != 1:
         raise ValueError("Diagnose the run of one sequence; give several as a list.")
-    prior = np.maximum(np.asarray(run.predicted), 0)
-    shares = prior / np.maximum(prior.sum(1, keepdims=True), np.finfo(prior.dtype).tiny)
-    with np.errstate(divide="ignore"):
-        size = 1 / (shares**2).sum(1)
+    emission: Any = getattr(getattr(filt, "base", filt), "emission", None)
+    if emission is None:
+        prior = jnp.maximum(run.predicted, 0)
+        size = safe_divide(jnp.sum(prior, axis=1) ** 2, jnp.sum(prior**2, axis=1))
+    else:
+        size = emission.effective_size(run.predicted)
+    size = np.asarray(size)
     belief: Embedding = filt.embed(run.weights)
     mass = np.asarray(belief.weights).sum(1)
     values, cut = np.asarray(run.predictive_value), np.asarray(run.discarded)
@@ -65,7 +69,7 @@ def diagnose(filt: AbstractFilter, run: Any) -> Any:
     notes: list[Any] = [
         _few_points(size),
         _unexpected(values, lost),
-        _unreachable(values),
+        _unreachable(values) if emission is None or emission.learned else None,
         _far_from_one(mass),
         _discarded(cut),
     ]
@@ -77,7 +81,9 @@ def _longest(values: np.ndarray) -> tuple[int, int]:
     seen = np.flatnonzero(~np.isnan(values))
     if not seen.size:
         return 0, 0
-    low = values[seen] * DROP < np.quantile(values[seen], 0.75)
+    # A density may be infinite, and then no quantile is a number.
+    finite = np.minimum(values[seen], np.finfo(values.dtype).max)
+    low = finite < np.quantile(finite, 0.75) / DROP
     ends = np.flatnonzero(np.diff(np.concatenate([[0], low, [0]])))
     stretches = list(zip(ends[::2], ends[1::2], strict=True))
     if not stretches:

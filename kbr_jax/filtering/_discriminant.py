@@ -12,6 +12,7 @@ from .._checks import (
     check_alike,
     check_finite,
     check_same_size,
+    in_one_precision,
     size,
 )
 from .._lapack import cholesky, eigh, triangular_solve
@@ -65,7 +66,8 @@ class DiscriminantLikelihood(eqx.Module):
         column = self.kernel.gram(point, self.states)
         variance = _variances(self.kernel, point, column, self.inverse, self.noise)[0]
         squares = (projected - matmul(column, self.coefficients)[0]) ** 2 / variance
-        shares = jnp.maximum(1 - 1 / self.ratios, 0)
+        # Rounding may leave ratios below 0.
+        shares = 1 - 1 / jnp.maximum(self.ratios, 1)
         return -0.5 * (self.degrees + 1) * jnp.sum(shares * jnp.log1p(squares / self.degrees))
 
 
@@ -99,24 +101,25 @@ def fit_discriminant(
     """
     kernel = as_kernel(kernel)
     states, alternatives = as_points(states, "states"), as_points(alternatives, "alternatives")
-    features = _as_features(features, states)
+    rows = _as_features(features, states)
+    states, alternatives, rows = in_one_precision(states, alternatives, rows)
     check_alike(alternatives, "alternatives", states, "states")
     check_same_size(alternatives, "alternatives", states, "states")
     kernel.check(states, "states")
-    n, dtype = size(states), features.dtype
-    count = as_count(num_directions, "num_directions", features.T, "features of one observation")
+    n, dtype = size(states), rows.dtype
+    count = as_count(num_directions, "num_directions", rows.T, "features of one observation")
     if 2 * as_count(block_size, "block_size") > n:
         raise ValueError(
             f"`block_size` must leave at least half of the {n} training points, got {block_size}."
         )
     noise = n * as_regularizer(regularizer, "regularizer", dtype)
-    center = jnp.mean(features, axis=0)
+    center = jnp.mean(rows, axis=0)
     inverse = psd_factor(kernel.gram(states, states), noise).solve(jnp.eye(n, dtype=dtype))
-    coefficients = matmul(inverse, features - center)
+    coefficients = matmul(inverse, rows - center)
     own = _held_out(inverse, coefficients, block_size)
     columns = kernel.gram(alternatives, states)
     variances = _variances(kernel, alternatives, columns, inverse, noise)
-    others = (features - center - matmul(columns, coefficients)) / jnp.sqrt(variances)[:, None]
+    others = (rows - center - matmul(columns, coefficients)) / jnp.sqrt(variances)[:, None]
     ratios, vectors = _largest_ratios(own, others, count)
     return DiscriminantLikelihood(
         kernel=kernel,

@@ -16,6 +16,7 @@ from ..rules import (
     AbstractConditional,
     AbstractEmission,
     Clipping,
+    ConditionalEmbedding,
     check_estimator,
     fit_conditional,
     prior_weights,
@@ -143,7 +144,7 @@ class KernelBayesFilter(AbstractFilter):
         if code is None:
             return unchanged, nan, jnp.zeros_like(nan)
         mass = jnp.sum(emission.mass(prior))
-        value = safe_divide(matmul(prior, emission.likelihood(code)), mass)
+        value = predictive_value(emission, prior, code, mass)
         if on_successors:
             belief, discarded = self._on_successors(prior, state, code), jnp.zeros_like(nan)
         else:
@@ -195,7 +196,7 @@ class KernelBayesFilter(AbstractFilter):
         own = emission.from_observation(factor, code)
         if not isinstance(own, jax.Array):
             return own, emission.marginal(), jnp.asarray(jnp.nan, emission.features_x.dtype)
-        value = safe_divide(matmul(own, emission.likelihood(code)), jnp.sum(own))
+        value = predictive_value(emission, own, code, jnp.sum(own))
         if self.estimator != "prior":
             return own, own, value
         return self._regress_on_successors(emission.embed_x(own)), own, value
@@ -223,6 +224,15 @@ class KernelBayesFilter(AbstractFilter):
         return self.transition.smoother(self.emission, points)
 
 
+def predictive_value(
+    emission: AbstractEmission, weights: Float[Array, " n"], code: Any, mass: Array
+) -> Float[Array, ""]:
+    """Mean likelihood of an observation under weights of this mass."""
+    scaled, logarithm = emission.scaled(weights, code)
+    mean_likelihood = safe_divide(matmul(weights, emission.likelihood(scaled)), mass)
+    return mean_likelihood * jnp.exp(logarithm)
+
+
 def _check_options(emission, transition, regularizer, estimator, clipping, shift, max_active):
     if emission.learned and regularizer is None:
         raise ValueError("A learned emission needs the `regularizer` of Bayes' rule.")
@@ -231,8 +241,8 @@ def _check_options(emission, transition, regularizer, estimator, clipping, shift
             "The estimator 'prior' keeps its belief on the successors of a learned transition: "
             "give one, without `shift`."
         )
-    if estimator == "prior" and not emission.learned:
-        raise ValueError("The estimator 'prior' needs a learned emission.")
+    if estimator == "prior" and not isinstance(emission, ConditionalEmbedding):
+        raise ValueError("The estimator 'prior' needs a learned emission on a sample.")
     if transition is None and not shift:
         raise ValueError("Give a `transition`, or `shift=True` for moments with their successors.")
     if max_active is not None and (estimator == "prior" or not clipping.clip):

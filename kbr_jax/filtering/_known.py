@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._checks import (
     as_count,
@@ -16,6 +17,7 @@ from .._checks import (
     check_alike,
     check_finite,
     fill,
+    is_concrete,
     like,
     size,
     take,
@@ -25,7 +27,13 @@ from .._lapack import cholesky, triangular_solve
 from .._numerics import matmul
 from .._solves import AbstractFactor
 from .._typing import Array, ArrayLike, Float, Int, Points, PRNGKeyArray
-from ..features import AbstractFeatures, FeatureChoice, LandmarkFeatures, fit_features
+from ..features import (
+    AbstractFeatures,
+    AbstractGram,
+    FeatureChoice,
+    LandmarkFeatures,
+    fit_features,
+)
 from ..kernels import Gaussian, KernelLike, kernel_for
 from ..rules import AbstractEmission, AbstractSampleEmission, ConditionalEmbedding
 from ._base import AbstractSmoother, no_controls
@@ -203,14 +211,15 @@ class GaussianTransition(AbstractKnownTransition):
                 "A `GaussianTransition` needs states that are vectors with a `Gaussian` kernel; "
                 "`SimulatedTransition` takes any."
             )
-        if not landmarks and features.matrix.shape[0] != features.matrix.shape[1]:
+        if not landmarks and not isinstance(features, AbstractGram):
             raise ValueError(
                 "A `GaussianTransition` takes no random Fourier features of the states."
             )
         d = points.shape[1]
         inputs = () if self.controls is None else (control,)
         centers = jax.vmap(lambda s: self.mean(s, *inputs))(points)
-        covariance = self.covariance.astype(points.dtype)
+        centers = centers.astype(points.dtype)
+        covariance = self._checked(d).astype(points.dtype)
         if covariance.ndim < 2:
             covariance = covariance * jnp.eye(d, dtype=points.dtype)
         scale = jnp.broadcast_to(kernel.bandwidth, (d,)).astype(points.dtype)
@@ -224,12 +233,25 @@ class GaussianTransition(AbstractKnownTransition):
             return features.of_values(values)
         return values if features.mask is None else jnp.where(features.mask, values, 0)
 
+    def _checked(self, d: int) -> Array:
+        found = self.covariance
+        if found.shape not in ((), (d,), (d, d)):
+            raise ValueError(
+                f"`covariance` must be a number, [{d}] or [{d}, {d}] for states of {d} "
+                f"coordinates, got shape {found.shape}."
+            )
+        if is_concrete(found):
+            least = np.linalg.eigvalsh(found).min() if found.ndim == 2 else np.min(found)
+            if not least >= -np.finfo(np.float32).eps * np.max(np.abs(found)):
+                raise ValueError(f"`covariance` must not be negative, got {np.asarray(found)}.")
+        return found
+
 
 class KnownLikelihood(AbstractSampleEmission):
     r"""An emission model with a known likelihood $p(o | s)$. Build it with `known_likelihood`.
 
     Bayes' rule is exact on the training states: $\beta_i = w_i p(o | s_i) / \sum_j w_j p(o | s_j)$.
-    The predictive value is $\sum_i w_i p(o | s_i) / \sum_i w_i$.
+    The predictive value is $\sum_i w_i p(o | s_i) / \sum_i w_i$, in the units of the likelihood.
     """
 
     features_x: AbstractFeatures
@@ -243,6 +265,8 @@ class KnownLikelihood(AbstractSampleEmission):
         observations = as_points(observations, name)
         observed = as_mask(observed, size(observations), "observed")
         first = take(observations, jnp.argmax(observed))
+        # Where nothing was observed this is a missing value too, and NaN would reach gradients.
+        first = jax.tree.map(lambda leaf: jnp.where(jnp.any(observed), leaf, 0), first)
         filled = fill(observations, observed, first)
 
         def column(observation):
@@ -259,14 +283,19 @@ class KnownLikelihood(AbstractSampleEmission):
     def likelihood(self, coordinates: Float[Array, " n"]) -> Float[Array, " n"]:
         return jnp.exp(coordinates)
 
+    def scaled(
+        self, weights: Float[Array, " n"], coordinates: Float[Array, " n"]
+    ) -> tuple[Float[Array, " n"], Float[Array, ""]]:
+        # By the largest likelihood of a state in question: it underflows nowhere.
+        peak = jnp.max(jnp.where(weights != 0, coordinates, -jnp.inf))
+        peak = jnp.where(jnp.isneginf(peak), 0, peak)
+        return jnp.where(weights != 0, coordinates - peak, -jnp.inf), peak
+
     def posterior(
         self, weights: Float[Array, " n"], coordinates: Float[Array, "b n"], *_: Any
     ) -> Float[Array, "b n"]:
-        # Scaled by the largest likelihood of a state in question: it underflows nowhere.
-        usable = jnp.where(weights != 0, coordinates, -jnp.inf)
-        peak = jnp.max(usable, axis=-1, keepdims=True)
-        peak = jnp.where(jnp.isneginf(peak), 0, peak)
-        product = weights * jnp.exp(jnp.where(weights != 0, coordinates - peak, -jnp.inf))
+        scaled = jax.vmap(lambda c: self.scaled(weights, c)[0])(coordinates)
+        product = weights * jnp.exp(scaled)
         total = jnp.sum(product, axis=-1, keepdims=True)
         return jnp.where(total == 0, 0, product / jnp.where(total == 0, 1, total))
 

@@ -114,9 +114,10 @@ class RivalFilter(AbstractWrappedFilter):
         )
         cap = 0.4 * self.threshold
         gain = jnp.clip((own - other).astype(cap.dtype), -cap, cap)
-        counts = observed & (state.age > 0)
-        evidence = state.evidence + jnp.where(counts, gain, 0)
-        age = state.age + observed.astype(state.age.dtype)
+        # The code of an observation beyond the reach of the kernel is 0: it counts as missing.
+        seen = observed & jnp.any(code != 0)
+        evidence = state.evidence + jnp.where(seen & (state.age > 0), gain, 0)
+        age = state.age + seen.astype(state.age.dtype)
         won, lost = evidence > self.threshold, evidence < -self.threshold
         chosen = won.astype(int)
         output = jax.tree.map(lambda leaf: leaf[chosen], outputs)

@@ -33,7 +33,8 @@ def as_transitions(
 
     From one sequence of T observations with T or T + 1 states (the last may be unobserved), or as
     given with `successors`. A triple of a sequence counts if the mask `[number of states]` is True
-    at its state and at its successor.
+    at its state and at its successor. Where there is a state more than observations, the last true
+    one has none.
     """
     if isinstance(states, list) or isinstance(observations, list):
         states, observations, successors = _of_trajectories(
@@ -60,7 +61,8 @@ def as_transitions(
                 "transitions pass `successors`."
             )
         if mask is not None:
-            mask = mask[:count] & mask[1 : count + 1]
+            unseen = lag if size(states) > size(observations) else 0
+            mask = mask[:count] & mask[1 : count + 1] & mask[1 + unseen : count + 1 + unseen]
         successors = take(states, slice(1, count + 1))
         states, observations = (
             take(states, slice(count)),

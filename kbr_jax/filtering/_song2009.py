@@ -97,7 +97,8 @@ class ConditionalEmbeddingFilter(AbstractFilter):
         features.kernel.check(observations, name)
         observed = as_mask(observed, size(observations), "observed")
         filled = fill(like(observations, features.points), observed, take(features.points, 0))
-        return features.coordinates(filled), observed
+        codes = features.coordinates(filled)
+        return codes, observed & ~features.beyond_reach(codes, filled)
 
     def encode_controls(self, controls: Points | None, count: int) -> None:
         no_controls(controls)
@@ -184,7 +185,11 @@ def fit_conditional_embedding_filter(
     first = fit_features(kernel_states, states, landmarks_states, mask)
     second = fit_features(kernel_observations, observations, landmarks_observations, mask)
     ridge = as_regularizer(regularizer, "regularizer", first.dtype)
-    if landmarks_states is None:
+    if isinstance(first, DenseGram) != isinstance(second, DenseGram):
+        raise ValueError(
+            "One kernel has finite features and the other has not: give landmarks for both."
+        )
+    if isinstance(first, DenseGram) and isinstance(second, DenseGram):
         kernel = DirectSum((kernel_states, kernel_observations))
         joint = DenseGram(kernel, (states, observations), first.matrix + second.matrix, mask)
     else:

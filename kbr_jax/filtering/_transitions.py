@@ -10,11 +10,20 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from .._checks import as_points, check_alike, like, size
+from .._checks import (
+    as_points,
+    check_alike,
+    check_same_size,
+    in_precision,
+    is_concrete,
+    like,
+    size,
+)
 from .._numerics import matmul
 from .._typing import Array, Bool, Float, Points
-from ..features import AbstractFeatures, LandmarkFeatures
+from ..features import AbstractFeatures, AbstractGram, LandmarkFeatures
 from ..kernels import TensorProduct
 from ..rules import AbstractConditional, AbstractEmission
 from ._base import AbstractSmoother, no_controls
@@ -141,26 +150,42 @@ def bind_transition(
     on_successors: bool,
 ) -> AbstractTransition:
     """The transition for beliefs on the training states, or on its own successors."""
+    states = emission.features_x.points
+    if transition is None:
+        return Shift(emission.readout_successors(None), None)
+    model: AbstractConditional = in_precision(transition, emission.features_x.dtype)
+    successors = model.features_y.points
+    check_alike(successors, "the successors of `transition`", states, "the states of `emission`")
     if shift:
-        successors = None if transition is None else transition.features_y.points
-        return Shift(emission.readout_successors(successors), transition)
-    assert transition is not None
+        _check_same_states(model.features_x.points, states)
+        return Shift(emission.readout_successors(successors), model)
+    outputs = model.outputs(emission.features_x)
+    features = model.features_x
+    if jax.tree.structure(features.points) == jax.tree.structure(states):
+        check_alike(features.points, "the states of `transition`", states, "those of `emission`")
+        if on_successors:
+            return Learned(model, features.coordinates(successors), outputs)
+        return Learned(model, emission.readout(features), outputs)
+    kernel, anchors, _ = _anchors(features)
+    check_alike(anchors[0], "the states of `transition`", states, "those of `emission`")
     if on_successors:
-        return Learned(
-            transition,
-            transition.features_x.coordinates(transition.features_y.points),
-            transition.outputs(emission.features_x),
+        readout = kernel.kernels[0].gram(successors, anchors[0])
+    else:
+        readout = emission.readout_values(anchors[0])
+    return Controlled(model, readout, outputs)
+
+
+def _check_same_states(points: Points, states: Points) -> None:
+    """A shift needs the successor of each state of the emission."""
+    check_alike(points, "the states of `transition`", states, "those of `emission`")
+    check_same_size(points, "the states of `transition`", states, "those of `emission`")
+    pairs = list(zip(jax.tree.leaves(points), jax.tree.leaves(states), strict=True))
+    concrete = [(a, b) for a, b in pairs if is_concrete(a) and is_concrete(b)]
+    if not all(np.array_equal(a, b) for a, b in concrete):
+        raise ValueError(
+            "With `shift` the transition must be fitted to the states of `emission`, in their "
+            "order: each weight moves on to the successor of its own state."
         )
-    outputs = transition.outputs(emission.features_x)
-    if _kind(transition.features_x.points) == _kind(emission.features_x.points):
-        return Learned(transition, emission.readout(transition.features_x), outputs)
-    _, anchors, _ = _anchors(transition.features_x)
-    check_alike(anchors[0], "the states of `transition`", emission.features_x.points, "emission x")
-    return Controlled(transition, emission.readout_values(anchors[0]), outputs)
-
-
-def _kind(points: Points) -> Any:
-    return jax.tree.structure(points)
 
 
 def _from_values(features: AbstractFeatures, values: Float[Array, "*b a"]) -> Array:
@@ -178,7 +203,7 @@ def _anchors(features: AbstractFeatures) -> tuple[TensorProduct, Points, Bool[Ar
         )
     if isinstance(features, LandmarkFeatures):
         return kernel, features.landmarks.points, features.landmarks.active
-    if not hasattr(features, "to_sample") or features.matrix.shape[0] != features.matrix.shape[1]:
+    if not isinstance(features, AbstractGram):
         raise ValueError(
             "Inputs need exact Gram matrices or landmarks, not random Fourier features."
         )

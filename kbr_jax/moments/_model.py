@@ -81,6 +81,11 @@ class MomentModel(AbstractConditional):
     def mass(self, weights: Float[Array, "*b K"]) -> Float[Array, "*b K"]:
         return weights * self.moments.mass
 
+    def effective_size(self, weights: Float[Array, "*b K"]) -> Float[Array, "*b"]:
+        if self.maps.cells is None:
+            return jnp.full(weights.shape[:-1], jnp.nan, weights.dtype)
+        return super().effective_size(weights)
+
     def clip_and_normalize(
         self, weights: Float[Array, "*b K"], clipping: Clipping
     ) -> Float[Array, "*b K"]:

@@ -15,6 +15,7 @@ from .._checks import (
     as_regularizer,
     check_finite,
     check_same_size,
+    in_one_precision,
     size,
     without_padding,
 )
@@ -237,7 +238,8 @@ def fit_conditional(
                 "Padding is for many small problems, a `solver` for one large one: give no `mask` "
                 "with it."
             )
-    x, y = check_finite(without_padding(x, mask), "x"), check_finite(without_padding(y, mask), "y")
+    x, y = in_one_precision(without_padding(x, mask), without_padding(y, mask))
+    x, y = check_finite(x, "x"), check_finite(y, "y")
     kernel_x, kernel_y = kernel_for(kernel_x, x, mask), kernel_for(kernel_y, y, mask)
     kernel_x.check(x, "x")
     kernel_y.check(y, "y")

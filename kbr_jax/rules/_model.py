@@ -150,6 +150,20 @@ class AbstractEmission(eqx.Module):
     def likelihood(self, coordinates: Any) -> Float[Array, " n"]:
         """How well each training x explains one observation: the scale of the weights' products."""
 
+    def scaled(self, weights: Float[Array, " n"], coordinates: Any) -> tuple[Any, Float[Array, ""]]:
+        """Coordinates whose `likelihood` does not under- or overflow, and the logarithm of what
+        they were divided by.
+        """
+        return coordinates, jnp.zeros((), weights.dtype)
+
+    def effective_size(self, weights: Float[Array, "*b n"]) -> Float[Array, "*b"]:
+        r"""Number of training points that non-negative weights stand on, $(\sum_i w_i)^2 /
+        \sum_i w_i^2$; NaN where weights are not those of points.
+        """
+        masses = self.mass(jnp.maximum(weights, 0))
+        squares = jnp.sum(masses * weights, axis=-1)
+        return safe_divide(jnp.sum(masses, axis=-1) ** 2, squares)
+
     @abc.abstractmethod
     def posterior(
         self,
@@ -372,7 +386,8 @@ def update(
     if max_active is None or max_active >= weights.shape[-1]:
         belief = model.posterior(weights, batch, regularizer, importance)
         return jax.tree.map(lambda leaf: leaf[0], belief), jnp.zeros((), weights.dtype)
-    index = most_likely(weights, model.likelihood(coordinates), max_active)
+    likelihood = model.likelihood(model.scaled(weights, coordinates)[0])
+    index = most_likely(weights, likelihood, max_active)
     mass = model.mass(weights)
     cut = jnp.maximum(1 - safe_divide(jnp.sum(mass[index]), jnp.sum(mass)), 0)
     part, batch = model.restrict(index, batch)
