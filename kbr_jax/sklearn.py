@@ -16,7 +16,8 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from .embedding import density, mean, quantile
 from .learning import learn_conditional, learn_forecast
 from .learning._forecast import located_forecast
-from .rules import condition, fit_conditional
+from .rules import fit_conditional
+from .tuning._leave_out import restored_weights
 
 __all__ = ["ConditionalEmbeddingClassifier", "ConditionalEmbeddingRegressor"]
 
@@ -129,10 +130,13 @@ class ConditionalEmbeddingClassifier(ClassifierMixin, _Estimator):
         """Probabilities of the classes `[m, classes]`."""
         check_is_fitted(self)
         numbers = jnp.arange(len(self.classes_), dtype=jnp.int32)
-        return _each(
-            lambda x: density(condition(self.model_, x), numbers),
-            validate_data(self, X, reset=False),
-        )
+
+        def probabilities(x):
+            # Far from all rows the classes are as frequent as among these.
+            weights = jnp.add(*restored_weights(self.model_, x))
+            return density(self.model_.embed_y(weights), numbers)
+
+        return _each(probabilities, validate_data(self, X, reset=False))
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class of each row."""

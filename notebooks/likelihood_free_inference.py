@@ -83,7 +83,7 @@ print({name: float(value) for name, value in best.items()})
 
 truth = jnp.array([4.0, 3.0, 0.15])
 observed = queue(jax.random.key(2), truth)
-residuals = kbr.tuning.leave_out_residuals(model, simulations.parameters)
+residuals = kbr.tuning.leave_out_residuals(model)
 posterior = kbr.tuning.condition_adjusted(model, residuals, observed)  # atoms move with the regression
 low, high = kbr.credible_interval(posterior, 0.8)
 for name, *row in zip(names, truth, kbr.mean(posterior), low, high, strict=True):

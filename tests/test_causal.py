@@ -600,3 +600,65 @@ def test_intervene_with_other_features():
         kernel, kbr.Gaussian(1.0), tuple(padded[:2]), padded[2], regularizer=1e-2, mask=mask
     )
     close(kbr.mean(causal.intervene(masked, doses)), truth, 1e-8)
+
+
+def _masked(rows, mask):
+    return jnp.where(mask, rows, jnp.nan)
+
+
+@pytest.mark.parametrize(
+    "fit", [causal.fit_outcome_bridge, causal.fit_moment_bridge, causal.fit_treatment_bridge]
+)
+@pytest.mark.parametrize("kernels", ["default", "given"])
+def test_padding_anywhere_changes_nothing(fit, kernels):
+    """Neither default kernels nor folds see it: here all true units are in one class modulo 5."""
+    rng = np.random.default_rng(0)
+    u, *noise = rng.normal(size=(4, 40))
+    a, w, z = u + noise[0], u + noise[1] / 2, u + noise[2] / 2
+    y = a - u
+    mask = jnp.arange(200) % 5 == 0
+    given = (
+        None if kernels == "default" else (kbr.Laplace(1.0), kbr.Gaussian(1.0), kbr.Gaussian(1.0))
+    )
+    doses = jnp.asarray([-1.0, 0.0, 1.0])
+
+    def curve(parts, mask=None):
+        model = fit(*parts, kernels=given, mask=mask)
+        return kbr.mean(causal.intervene(model, doses))
+
+    parts = [jnp.asarray(part) for part in (a, w, z, y)]
+    spread = [jnp.zeros(200).at[::5].set(part) for part in parts]
+    found = curve([_masked(part, mask) for part in spread], mask)
+    np.testing.assert_allclose(found, curve(parts), rtol=1e-6, atol=1e-8)
+
+
+def test_one_unit_is_its_own_prediction():
+    one = jnp.ones(1)
+    for fit in (causal.fit_outcome_bridge, causal.fit_treatment_bridge):
+        assert np.isfinite(kbr.mean(causal.intervene(fit(one, one, one, 2 * one), 1.0)))
+
+
+def test_the_band_of_a_moment_bridge_is_that_of_its_influence():
+    rng = np.random.default_rng(0)
+    u, *noise = rng.normal(size=(5, 150))
+    a, w, z = (jnp.asarray(part) for part in (u + noise[0], u + noise[1] / 2, u + noise[2] / 2))
+    y = a - 2 * jnp.asarray(u) + jnp.asarray(noise[3]) / 10
+    doses = jnp.asarray([-1.0, 0.0, 1.0])
+    model = causal.fit_moment_bridge(a, w, z, y, kernels=(None, None, kbr.Linear()))
+    band = causal.confidence_band(model, doses, key=jax.random.key(0))
+    fit, matrix = model.fit, np.asarray(model.features.matrix)
+    left = 1 - np.sum((matrix - fit.center) * np.asarray(fit.slope).T, axis=1) - fit.share
+    residuals = (y - fit.predict(model.own(), y[:, None])[:, 0]) / left
+
+    slope = model.features.on_landmarks(fit.slope @ y)
+    points, kernel = model.features.landmarks.points, model.features.kernel
+    code = model.proxies.matrix
+
+    def at(dose):
+        rows = kernel.gram((jnp.full(150, dose), code), points)
+        return np.asarray(rows @ slope)
+
+    values = np.stack([at(dose) for dose in doses])
+    weights = np.asarray(model.weights(doses, None))
+    influence = 150 * weights * np.asarray(residuals) + values - values.mean(1, keepdims=True)
+    np.testing.assert_allclose(band.error, np.sqrt((influence**2).sum(1)) / 150, rtol=1e-6)

@@ -252,3 +252,42 @@ def test_run_length_and_delay():
     low, high = scipy.stats.binom.ppf([0.001, 0.999], 120, 1 - np.exp([-0.5, -2.0]))
     assert low <= int(np.sum(np.asarray(false))) <= high
     assert np.mean(np.asarray(true)) > 0.95
+
+
+@pytest.mark.parametrize("jump", [3.0, 10.0])
+def test_a_jump_brings_no_other_changes(jump):
+    """The median distance of all points would be as wide as the jump."""
+    find = jax.jit(lambda x: change_points(None, x).num_changes)
+    rng = np.random.default_rng(0)
+    series = rng.normal(size=(60, 100)) + jump * (np.arange(100) >= 50)
+    found = np.asarray([find(jnp.asarray(x)) for x in series])
+    assert (found >= 1).all() and (found > 1).mean() <= 0.1
+
+
+def test_one_change_at_most():
+    find = jax.jit(lambda x: change_points(None, x, max_changes=1).num_changes)
+    rng = np.random.default_rng(0)
+    noise = rng.normal(size=(60, 100))
+    found = np.asarray([find(jnp.asarray(x + 3 * (np.arange(100) >= 50))) for x in noise])
+    none = np.asarray([find(jnp.asarray(x)) for x in noise])
+    assert (found == 1).all() and none.mean() <= 0.1
+
+
+def test_few_points():
+    x = jnp.asarray([0.0] * 5 + [9.0] * 5)
+    for series in (x, (x > 0, x)):
+        assert change_points(None, series, max_changes=3).changes.tolist() == [5]
+        with pytest.raises(ValueError, match="10 points are too few to choose the penalty"):
+            change_points(None, series)
+
+
+def test_a_point_that_is_nan_raises_the_alarm_before_the_window_is_full():
+    reference = jnp.asarray(np.random.default_rng(0).normal(size=50))
+    detector = fit_change_detector(
+        None, reference, window=5, average_run_length=1000, key=jax.random.key(0)
+    )
+    state, alarms = init_detector(detector), []
+    for value in (0.0, jnp.nan, 0.0, 0.1, 0.0, -0.1, 0.0, 0.2):
+        state, found = detector_step(detector, state, jnp.asarray(value))
+        alarms.append(bool(found.alarm) and bool(jnp.isnan(found.statistic)))
+    assert alarms == [False, True, True, True, True, True, False, False]

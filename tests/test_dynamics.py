@@ -653,3 +653,40 @@ def test_sets_of_one_point_need_a_regularizer():
     sets = kbr.dynamics.sample_sequence(jnp.arange(6.0).reshape(6, 1, 1))
     with pytest.raises(ValueError, match="give a `regularizer`"):
         kbr.dynamics.fit_dynamics(kbr.Gaussian(1.0), sets)
+
+
+def test_noise_of_weights_of_mixed_sign():
+    rng = np.random.default_rng(0)
+    points = jnp.asarray(rng.normal(size=(3, 2, 1)))
+    weights = jnp.asarray([[2.0, -1.0], [0.5, 0.5], [1.5, -0.5]])
+    sets = kbr.dynamics.sample_sequence(points, weights)
+    expected = []
+    for x, w in zip(np.asarray(points)[..., 0], np.asarray(weights), strict=True):
+        gram = np.exp(-((x[:, None] - x) ** 2) / 2)
+        v = np.sum(w**2)
+        expected.append((np.sum(w) - w @ gram @ w) * v / (1 - v))
+    np.testing.assert_allclose(kbr.dynamics.sampling_noise(kbr.Gaussian(1.0), sets), expected)
+    assert min(expected) > 0
+
+
+def test_leaving_out_needs_a_ridge_or_full_rank():
+    points = jnp.asarray(np.random.default_rng(0).normal(size=(6, 4, 2)))
+    sets = kbr.dynamics.sample_sequence(points)
+    model = kbr.dynamics.fit_dynamics(kbr.Linear(), sets, regularizer=0.0)
+    with pytest.raises(ValueError, match="positive `regularizer`"):
+        kbr.dynamics.leave_one_out_errors(model)
+    full = kbr.dynamics.fit_dynamics(kbr.Gaussian(1.0), sets, regularizer=0.0)
+    near = kbr.dynamics.fit_dynamics(kbr.Gaussian(1.0), sets, regularizer=1e-10)
+    found, expected = map(kbr.dynamics.leave_one_out_errors, (full, near))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_whole_numbers_as_coefficients_and_gram():
+    sets = kbr.dynamics.sample_sequence(jnp.asarray(np.arange(12.0).reshape(3, 4, 1)))
+    assert kbr.dynamics.combine(kbr.Gaussian(1.0), sets, np.asarray([0, 0, 1])).weights.shape == (
+        12,
+    )
+    model = kbr.dynamics.fit_dynamics(
+        kbr.Gaussian(1.0), gram=np.eye(3, dtype=int) + 1, regularizer=0.1
+    )
+    assert np.isfinite(model.coefficients).all()

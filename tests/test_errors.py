@@ -758,6 +758,10 @@ CASES = {
         lambda: kbr.hypotheses.independence_test(G, G, X, X[:4], key=KEY),
         "6 points|4 points",
     ),
+    "a length for shifts": (
+        lambda: kbr.hypotheses.independence_test(G, G, X, X, key=KEY, dependent=5),
+        "`dependent` must be True or False, got 5",
+    ),
     "one pair": (
         lambda: kbr.hypotheses.independence_test(G, G, X[:1], X[:1], key=KEY),
         "at least 2 pairs",

@@ -731,3 +731,13 @@ def test_squares_of_sizes_are_no_integers_of_32_bits(name):
     sample = jax.ShapeDtypeStruct((50_000, 1), jnp.float32)
     found = jax.eval_shape(programs[name], sample, sample)
     assert all(leaf.dtype != jnp.float64 for leaf in jax.tree.leaves(found))
+
+
+def test_truth_values_of_numpy():
+    x, y = jnp.arange(20.0), jnp.ones(20).at[::2].set(0.0)
+    options = {"key": jax.random.key(0), "num_permutations": 19}
+    found = [
+        kbr.hypotheses.two_sample_test(None, x, y, dependent=chosen, **options).p_value
+        for chosen in (False, np.bool_(False))
+    ]
+    assert found[0] == found[1]

@@ -145,3 +145,15 @@ def test_checks_of_scikit_learn(estimator):
     )
     failed = [one["check_name"] for one in found if one["status"] == "failed"]
     assert not failed
+
+
+def test_probabilities_far_from_all_rows():
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-3, 3, size=(60, 1))
+    labels = np.where(np.sin(x[:, 0]) + rng.normal(size=60) / 3 > -0.5, "yes", "no")
+    model = ConditionalEmbeddingClassifier(kernel=kbr.Gaussian(0.5), regularizer=1e-3)
+    far = model.fit(x, labels).predict_proba([[1.5], [20.0], [1e6]])
+    np.testing.assert_allclose(far.sum(1), 1)
+    shares = [np.mean(labels == name) for name in ("no", "yes")]
+    np.testing.assert_allclose(far[1:], [shares, shares], atol=1e-6)
+    assert model.predict([[1e6]])[0] == "yes"

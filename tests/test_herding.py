@@ -240,3 +240,39 @@ def test_nan_weights_choose_nothing():
         kbr.herd(unknown, num_points=2)
     chosen = jax.jit(lambda e: kbr.herd(e, num_points=2).embedding.weights)(unknown)
     assert np.all(np.isnan(chosen))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("weights", [[0.3, 0.7], [0.0, 1.0], [1.0, 0.0]])
+@pytest.mark.parametrize("scale", [1.0, 0.03])
+def test_a_point_that_needs_no_weight(dtype, weights, scale):
+    """The loop of the minimum-norm point never returned."""
+    x = jnp.asarray(np.array([[0.0, 0.0], [0.0, scale]]), dtype)
+    mu = kbr.embed(kbr.Linear(), x, jnp.asarray(np.asarray(weights, dtype)))
+    found = kbr.herd(mu, num_points=2, rule="min-norm-point").embedding
+    np.testing.assert_allclose(kbr.mean(found), kbr.mean(mu), atol=1e-3 * scale)
+
+
+def test_continuous_herding_of_what_is_no_belief():
+    points = jnp.asarray([[0.0, 0.0], [1.0, 1.0], [0.0, 0.0]])
+    nan = kbr.embed(kbr.Gaussian(1.0), points, jnp.asarray([jnp.nan, 0.5, 0.5]))
+    with pytest.raises(ValueError, match=r"`embedding.weights` contains NaN"):
+        kbr.herding.herd_continuous(nan, num_points=2)
+    line = kbr.embed(kbr.Gaussian(1.0), points[:, 0])
+    with pytest.raises(ValueError, match="`lower` must be a number"):
+        kbr.herding.herd_continuous(line, num_points=2, lower=jnp.asarray([-1.0]))
+    with pytest.raises(ValueError, match="`lower` must not be above `upper`"):
+        kbr.herding.herd_continuous(line, num_points=2, lower=1.0, upper=-1.0)
+
+
+@pytest.mark.parametrize("kernel", [kbr.Laplace, kbr.Gaussian, kbr.Matern12])
+def test_gradients_through_newton_steps_are_finite(kernel):
+    points = jnp.asarray([[0.0, 0.0], [1.0, 1.0], [0.0, 0.0]])
+
+    def loss(h):
+        found = kbr.herding.herd_continuous(
+            kbr.embed(kernel(h), points), num_points=2, num_steps=5, num_starts=2
+        )
+        return found.objective[-1]
+
+    assert np.isfinite(jax.grad(loss)(1.0))

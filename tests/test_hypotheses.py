@@ -396,3 +396,31 @@ def test_any_domain():
         )
         > 0.05
     )
+
+
+@pytest.mark.parametrize("rank", [1, 5])
+def test_landmarks_do_not_know_which_pair_a_point_is_of(rank):
+    """Greedy landmarks break ties by position, and narrow kernels have nothing but ties."""
+    kernel = kbr.Gaussian(0.05)
+
+    def p_value(key):
+        keys = jax.random.split(key, 3)
+        x, y = jax.random.normal(keys[0], (40,)), jax.random.normal(keys[1], (40,))
+        return kbr.hypotheses.independence_test(
+            kernel, kernel, x, y, key=keys[2], num_permutations=39, landmarks=rank
+        ).p_value
+
+    values = jax.lax.map(jax.jit(p_value), jax.random.split(jax.random.key(0), 200))
+    assert float(jnp.mean(values <= 0.05)) < 0.1
+
+
+def test_landmarks_do_not_know_which_sample_a_point_is_of():
+    def p_value(key):
+        keys = jax.random.split(key, 3)
+        x, y = jax.random.normal(keys[0], (3,)), jax.random.normal(keys[1], (40,))
+        return kbr.hypotheses.two_sample_test(
+            kbr.Gaussian(0.1), x, y, key=keys[2], num_permutations=39, landmarks=1
+        ).p_value
+
+    values = jax.lax.map(jax.jit(p_value), jax.random.split(jax.random.key(0), 200))
+    assert float(jnp.mean(values <= 0.1)) < 0.16

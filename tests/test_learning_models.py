@@ -7,7 +7,7 @@ import pytest
 from helpers import closeness
 
 import kbr_jax as kbr
-from kbr_jax.learning import _conditional, _posterior, _search
+from kbr_jax.learning import _conditional, _forecast, _posterior, _search
 from kbr_jax.tuning import condition_adjusted, leave_out_residuals
 
 close = closeness(1e-9, 1e-9)
@@ -201,3 +201,24 @@ def test_no_chosen_regularizer_is_below_the_rounding():
     found = _search.resolvable(values)
     assert found["posterior_regularizer"] > jnp.finfo("float32").eps
     assert found["bandwidth_x"] == values["bandwidth_x"]
+
+
+def test_forecasts_do_not_depend_on_the_origin_of_y():
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.uniform(-3, 3, size=150))
+    y = jnp.sin(x) + 0.1 * jnp.asarray(rng.normal(size=150))
+
+    def ends(offset):
+        model = kbr.fit_conditional(kbr.Gaussian(0.5), None, x, y + offset, regularizer=1e-2)
+        residuals = leave_out_residuals(model)
+        adjusted = condition_adjusted(model, residuals, jnp.asarray(1.5))
+
+        def fit(values):
+            return kbr.fit_conditional(kbr.Gaussian(0.5), None, x, values, regularizer=1e-2)
+
+        forecast = _forecast.located_forecast(fit, y + offset)[0]
+        levels = jnp.asarray([0.05, 0.5, 0.95])
+        read = [kbr.quantile(b, levels) - offset for b in (adjusted, forecast(jnp.asarray(1.5)))]
+        return np.stack(read)
+
+    np.testing.assert_allclose(ends(300.0), ends(0.0), atol=1e-6)

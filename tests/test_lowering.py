@@ -305,7 +305,7 @@ PROGRAMS = {
     ),
     "tuning.leave_out_residuals": lambda g, x, y: T.leave_out_residuals(conditional(g, x, y), y),
     "tuning.condition_adjusted": lambda g, x, y: (
-        T.condition_adjusted((m := conditional(g, x, y)), T.leave_out_residuals(m, y), x[0]).points
+        T.condition_adjusted((m := conditional(g, x, y)), T.leave_out_residuals(m), x[0]).points
     ),
     "tuning.marginal_loss": lambda g, x, y: T.marginal_loss(
         conditional(g, x, y), x, y, regularizer=1e-3

@@ -189,3 +189,9 @@ def test_nan_and_unknown_labels_are_not_trained_on():
     with pytest.raises(ValueError, match="5, which is not among"):
         train(weights, labels.at[0].set(5))
     assert not jax.jit(train)(weights.at[0].set(jnp.nan)).converged[0]
+
+
+def test_nan_in_the_points_of_a_linear_classifier():
+    x = jnp.ones((6, 2)).at[2, 0].set(jnp.nan)
+    with pytest.raises(ValueError, match="`x` contains NaN"):
+        kbr.dynamics.fit_predicted_svm(x, jnp.arange(6) % 2, jnp.ones(6), penalty=1.0)

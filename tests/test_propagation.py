@@ -519,3 +519,24 @@ def test_nodes_of_one_support_are_read_together_under_jit():
         return kbr.propagation.beliefs(model, messages, jnp.arange(4.0)).probabilities
 
     close(jax.jit(read)(model), read(model), 1e-12)
+
+
+@pytest.mark.parametrize("kind", [list, np.asarray, jnp.asarray])
+def test_samples_of_nodes_as_rows_of_an_array(kind):
+    """Rows of a NumPy array are new objects each time: two may have one `id` after another."""
+    rng = np.random.default_rng(0)
+    rows = np.cumsum(rng.normal(size=(4, 30)), axis=0)
+    graph = kbr.propagation.pairwise_graph([(0, 1), (1, 2), (2, 3)], observed_nodes=[3])
+    samples = [jnp.asarray(row) for row in rows] if kind is list else kind(rows)
+    model = kbr.propagation.fit_belief_propagation(
+        graph, kbr.Gaussian(1.0), points=samples, regularizer=1e-3
+    )
+    for node, sample in enumerate(model.samples):
+        np.testing.assert_array_equal(sample, rows[node])
+    assert model.width == 30
+
+
+@pytest.mark.parametrize("nodes", [[(0, 2)], [(0, 1), (0, 2)], ["a", 1], np.asarray([1, 2])])
+def test_names_of_nodes_stay_what_they_are(nodes):
+    found = kbr.propagation.Likelihood(nodes, lambda x, y: -((x - y) ** 2), jnp.zeros(len(nodes)))
+    assert found.nodes == tuple(nodes.tolist() if isinstance(nodes, np.ndarray) else nodes)

@@ -320,3 +320,12 @@ def test_errors():
         call(num_folds=1)
     with pytest.raises(ValueError, match="`landmarks` must be a rank"):
         call(landmarks=None)
+
+
+def test_arms_that_are_no_labels():
+    x, y = jnp.arange(40.0), jnp.ones(40)
+    labels = jnp.arange(40) % 2
+    with pytest.raises(ValueError, match=r"`arms` holds 1.7, which is no label of int"):
+        kbr.hypotheses.treatment_effect_test(
+            None, x, labels, y, arms=(0, 1.7), key=jax.random.key(0)
+        )

@@ -346,3 +346,23 @@ def test_minibatches_do_not_choose_the_luckiest_one():
         loss, 0.0, optax.adam(0.1), num_steps=200, key=jax.random.key(0), progress=False
     )
     assert found.step == 199 and abs(found.parameters - 3) < 0.5
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_a_validation_that_is_never_finite(many):
+    def run(validation):
+        loss, options = (lambda p: (p - 2.0) ** 2), {"num_steps": 3, "progress": False}
+        if many:
+            return kbr.tuning.tune_starts(
+                loss, [1.0, 0.0], optax.adam(0.1), validation=validation, **options
+            )
+        return kbr.tune(loss, 1.0, optax.adam(0.1), validation=validation, **options)
+
+    with pytest.raises(ValueError, match="validation loss was not finite at any step"):
+        run(lambda p: p * jnp.nan)
+    run(lambda p: p)
+
+
+def test_the_bandwidth_of_no_forecast_is_unknown():
+    nothing = kbr.embed(kbr.Gaussian(1.0), jnp.arange(4.0), jnp.zeros((2, 4)))
+    assert np.isnan(kbr.tuning.fit_bandwidth(nothing, jnp.arange(2.0)))

@@ -17,7 +17,7 @@ from ..features import (
 )
 from ..kernels import AbstractKernel, KernelLike, Linear, TensorProduct
 from ._intervene import AbstractCausalModel
-from ._stages import Smoothed, feature_map, regress
+from ._stages import Smoothed, feature_map, folds_of, regress
 from ._units import Units, as_ridges, outcome_targets, units
 
 #: Bandwidth of the kernel of a real dose, in standard deviations. Mean squared errors of the curves
@@ -276,7 +276,7 @@ def _moments(
 
     whole = system(share)
     if ridge is None:
-        fold = jnp.arange(size(features.points)) % _FOLDS
+        fold = folds_of(share > 0, _FOLDS)
         parts = [system(jnp.where(fold == k, share, 0)) for k in range(_FOLDS)]
         ridges = 10.0 ** jnp.arange(-12, 0.1, 0.5, targets.dtype)
         ridges = ridges * jnp.sum(whole.cross**2)

@@ -144,7 +144,9 @@ def _band(
     bridge = model if isinstance(model, OutcomeBridge) else model.outcome
     fit, own = bridge.fit, bridge.own()
     y = model.y.astype(own.dtype)
-    used, n = fit.share > 0, 1 / jnp.max(fit.share)
+    # `fit.share` are the weights of the intercept, which moments do not take as uniform.
+    uniform, n = bridge.features.uniform, bridge.features.count
+    used = uniform > 0
     weights = model.weights(doses, None)
     # A unit that decides its own fit has a residual of rounding.
     left = 1 - jnp.sum((bridge.features.matrix - fit.center) * fit.slope.T, axis=1) - fit.share
@@ -155,7 +157,7 @@ def _band(
     slope = bridge.features.on_landmarks(matmul(fit.slope, y))
     at = kernel_of_doses(bridge.features).gram(doses, landmarks[0]) * slope
     values = matmul(at, matmul(landmarks[1], bridge.proxies.matrix.T))
-    values = jnp.where(used, values - matmul(values, fit.share)[:, None], 0)
+    values = jnp.where(used, values - matmul(values, uniform)[:, None], 0)
     influence = n * weights * residuals + values
     error = jnp.sqrt(jnp.sum(influence**2, axis=1)) / n
     noise = jax.random.normal(key, (draws, y.size), y.dtype)

@@ -18,7 +18,7 @@ from .._checks import size
 from .._lapack import eigh
 from .._numerics import matmul
 from .._solves import psd_solve
-from .._typing import Array, Bool, Float, Points
+from .._typing import Array, Bool, Float, Int, Points
 from ..features import AbstractFeatureMap, fit_features
 from ..kernels import AbstractKernel, FeatureMap
 
@@ -173,10 +173,12 @@ def cross_fitted(
 ) -> Float[Array, "n t"]:
     """Predictions of the units of each fold from the other folds. Cost O(n r^2 + r^3).
 
-    Folds are every fifth unit. See `FOLDS` for why they are not single units.
+    Folds are every fifth unit. See `FOLDS` for why they are not single units. A unit without others
+    is predicted by itself.
     """
     known, rows = features.uniform > 0, features.matrix
-    fold = jnp.arange(rows.shape[0]) % FOLDS
+    fold = folds_of(known, FOLDS)
+    mean = matmul(features.uniform, targets)
     rows = jnp.concatenate([rows, jnp.ones_like(rows[:, :1])], axis=1)
     penalty = jnp.ones_like(rows[0]).at[-1].set(0)
 
@@ -184,11 +186,18 @@ def cross_fitted(
         used = (known & (fold != number)).astype(rows.dtype)
         weighted = (used[:, None] * rows).T
         matrix = matmul(weighted, rows) + jnp.diag(jnp.sum(used) * ridge * penalty)
+        rest = jnp.any(used > 0)
+        matrix = jnp.where(rest, matrix, jnp.eye(len(matrix), dtype=matrix.dtype))
         slope = psd_solve(matrix, matmul(weighted, targets))
         own = (known & (fold == number))[:, None]
-        return jnp.where(own, matmul(rows, slope), total), None
+        return jnp.where(own, jnp.where(rest, matmul(rows, slope), mean), total), None
 
     return lax.scan(of_fold, jnp.zeros_like(targets), jnp.arange(FOLDS))[0]
+
+
+def folds_of(known: Bool[Array, " n"], count: int) -> Int[Array, " n"]:
+    """Folds of every `count`-th unit, among those that are no padding."""
+    return (jnp.cumsum(known) - 1) % count
 
 
 def feature_map(

@@ -11,7 +11,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from .._checks import as_count, as_non_negative, as_positive
+from .._checks import as_count, as_float, as_non_negative, as_positive
 from .._lapack import pseudo_inverse
 from .._numerics import matmul, safe_sqrt
 from .._typing import Array, ArrayLike, Float
@@ -96,7 +96,7 @@ def fit_dynamics(
                 f"`sets` must be one sequence [T, ...], not {sets.weights.shape}: use `vmap`."
             )
         gram = embedding_gram(kernel, sets)
-    gram = jnp.asarray(gram)
+    gram = as_float(gram)
     if gram.ndim != 2 or gram.shape[0] != gram.shape[1] or gram.shape[0] < 2:
         raise ValueError(
             f"The Gram matrix of the sets has shape {gram.shape}; dynamics need at least two sets, "

@@ -128,7 +128,7 @@ def fit_predicted_svm(
     labels that are in none, or conjugate gradients as features. Under `jit` NaN gives NaN, and
     `converged` is False.
     """
-    x = as_points(x, "x")
+    x = check_finite(as_points(x, "x"), "x")
     labels = jnp.asarray(labels)
     check_same_size(labels, "labels", x, "x")
     weights = as_weights(weights, size(x), "weights", jnp.dtype("float32"))
@@ -188,7 +188,9 @@ def _squared_hinge(coordinates: Float[Array, "n r"], y, scale, intercept: bool):
     free = jnp.zeros(coordinates.shape[1], coordinates.dtype)
     # The intercept is not penalized; a trace keeps the system definite where no point is inside the
     # margin.
-    ridge = jnp.ones_like(free).at[-1].set(1e-6 if intercept else 1)
+    ridge = jnp.ones_like(free)
+    if intercept:
+        ridge = ridge.at[-1].set(1e-6 * jnp.minimum(jnp.sum(scale), 1))
 
     def minimum(coordinates, y, scale, inside):
         s = jnp.where(inside, 2 * scale, 0)

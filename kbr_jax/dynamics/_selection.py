@@ -108,7 +108,8 @@ def leave_one_out_errors(
     bandwidths by `rolling_origin_errors`: leave-one-out is unsafe for bandwidth and regularizer
     together.
 
-    **Returns:** `[T - 1]`. Cost O(T^3).
+    **Returns:** `[T - 1]`. Cost O(T^3). **Raises:** `ValueError` for a regularizer of 0 and a
+    Gram matrix of less than full rank (outside `jit`).
     """
     return _squares(
         left_out_predictions(model) - jnp.eye(model.gram.shape[0], dtype=model.gram.dtype)[1:],
@@ -119,6 +120,13 @@ def leave_one_out_errors(
 def left_out_predictions(model: DistributionDynamics) -> Float[Array, "t T"]:
     """Coefficients of each one-step prediction by the operator of all other steps."""
     count = model.gram.shape[0]
+    if is_concrete(model.regularizer) and float(model.regularizer) == 0:
+        gram = np.asarray(model.gram)[:-1, :-1]
+        if np.linalg.matrix_rank(gram, hermitian=True) < count - 1:
+            raise ValueError(
+                "Leaving a step out needs a positive `regularizer` where the Gram matrix of the "
+                "sets does not have full rank."
+            )
     matrix, identity = model.coefficients, jnp.eye(count - 1, dtype=model.gram.dtype)
     diagonal = jnp.diagonal(matrix)
     learned = diagonal > 0

@@ -10,6 +10,7 @@ from jax import lax
 
 from .._checks import (
     as_count,
+    as_float,
     as_mask,
     as_points,
     as_weights,
@@ -124,7 +125,7 @@ def combine(kernel: KernelLike, sets: SampleSequence, coefficients: ArrayLike) -
     """
     kernel = as_kernel(kernel)
     count = sets.weights.shape[0]
-    coefficients = as_weights(coefficients, count, "coefficients", sets.weights.dtype)
+    coefficients = as_weights(as_float(coefficients), count, "coefficients", sets.weights.dtype)
     points = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), sets.points)
     kernel.check(points, "sets")
     weights = coefficients[..., :, None] * sets.weights
@@ -216,6 +217,7 @@ def sampling_noise(
     mass = jnp.sum(weights, axis=-1)
     whole = mass != 0
     spread = jnp.where(whole, jnp.sum(weights**2, axis=-1) / jnp.where(whole, mass, 1) ** 2, 1)
-    excess = jnp.maximum(jnp.sum(weights * own, axis=-1) * mass - squared_norms, 0)
-    alone = spread >= 1 - 4 * jnp.finfo(weights.dtype).eps
-    return jnp.where(alone, 0, excess * spread / jnp.where(alone, 1, 1 - spread))
+    excess = jnp.sum(weights * own, axis=-1) * mass - squared_norms
+    # Weights of mixed sign may have a spread above 1, and then an excess below 0.
+    alone = jnp.abs(1 - spread) <= 4 * jnp.finfo(weights.dtype).eps
+    return jnp.maximum(jnp.where(alone, 0, excess * spread / jnp.where(alone, 1, 1 - spread)), 0)

@@ -8,7 +8,17 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from .._checks import as_count, as_points, as_positive, check_alike, in_one_precision, size, take
+from .._checks import (
+    as_count,
+    as_points,
+    as_positive,
+    check_alike,
+    check_finite,
+    in_one_precision,
+    is_concrete,
+    size,
+    take,
+)
 from .._lapack import solve
 from .._typing import Array, ArrayLike, Float, Points
 from ..embedding import Embedding, check_unbatched, evaluate
@@ -49,8 +59,8 @@ def herd_continuous(
     **Returns:** a `HerdingResult` without `index`, in the wider dtype of the embedding's points and
     weights. Cost O(m num_starts steps (n + m) d), in one compiled scan.
 
-    **Raises:** `ValueError` for a batch, points that are not one real array, or starts of another
-    kind.
+    **Raises:** `ValueError` for a batch, NaN, points that are not one real array, starts of another
+    kind, or bounds that are no box.
     """
     check_unbatched(embedding, "embedding")
     points = embedding.points
@@ -59,14 +69,17 @@ def herd_continuous(
             "Gradient ascent needs points that are one real array [n, ...]; use `herd` over "
             "candidates."
         )
-    starts = points if starts is None else as_points(starts, "starts")
+    starts = points if starts is None else check_finite(as_points(starts, "starts"), "starts")
     check_alike(starts, "starts", points, "embedding.points")
+    check_finite(embedding.weights, "embedding.weights")
     # One dtype throughout: the ascent goes back and forth between points and values.
     embedding = Embedding(embedding.kernel, *in_one_precision(points, embedding.weights))
     dtype = embedding.points.dtype
     rate = as_positive(learning_rate, "learning_rate", scalar=True).astype(dtype)
-    low = jnp.asarray(-jnp.inf if lower is None else lower, dtype)
-    high = jnp.asarray(jnp.inf if upper is None else upper, dtype)
+    low = _bound(-jnp.inf if lower is None else lower, "lower", points)
+    high = _bound(jnp.inf if upper is None else upper, "upper", points)
+    if is_concrete(low) and is_concrete(high) and not bool(jnp.all(low <= high)):
+        raise ValueError(f"`lower` must not be above `upper`, got {lower} and {upper}.")
     starts = jnp.clip(jnp.asarray(starts, dtype), low, high)
     num_starts = min(as_count(num_starts, "num_starts"), size(starts))
     return _herd(
@@ -79,6 +92,15 @@ def herd_continuous(
         num_starts,
         as_count(num_steps, "num_steps"),
     )
+
+
+def _bound(value: ArrayLike, name: str, points: Float[Array, "n *d"]) -> Array:
+    """A bound in the shape of a point."""
+    shape = points.shape[1:]
+    found = jnp.asarray(value, points.dtype)
+    if found.ndim and found.shape != shape:
+        raise ValueError(f"`{name}` must be a number or have the shape {shape}, got {found.shape}.")
+    return jnp.broadcast_to(found, shape)
 
 
 @eqx.filter_jit
@@ -144,7 +166,10 @@ def _ascend(
         size = z.size
         gradient = jax.grad(score)(z).reshape(size)
         hessian = jax.hessian(score)(z).reshape(size, size)
+        # NaN of a singular Hessian must reach neither value nor gradient.
+        singular = ~jnp.isfinite(lax.stop_gradient(solve(hessian, gradient[:, None]))).all()
+        hessian = jnp.where(singular, jnp.eye(size, dtype=z.dtype), hessian)
         trial = jnp.clip(z - solve(hessian, gradient[:, None]).reshape(z.shape), low, high)
-        return jnp.where(score(trial) > score(z), trial, z), None  # also False for NaN
+        return jnp.where(~singular & (score(trial) > score(z)), trial, z), None
 
     return lax.scan(newton, best, length=_NEWTON_STEPS)[0]

@@ -232,7 +232,10 @@ def _min_norm(gram, goal, weights, active: Bool[Array, " m"]):
         weights, active, _ = carry
         best = _minimize(gram, goal, active)
         negative = active & (best <= 0)
-        ratios = jnp.where(negative, weights / jnp.where(negative, weights - best, 1), jnp.inf)
+        # A new point has no weight yet, and may need none: then it is there already.
+        gap = weights - best
+        ratios = jnp.where(gap > 0, weights / jnp.where(gap > 0, gap, 1), 0)
+        ratios = jnp.where(negative, ratios, jnp.inf)
         share = jnp.minimum(jnp.min(ratios), 1)
         moved = jnp.where(active, weights + share * (best - weights), 0)
         # The first to reach zero leaves the face, whatever rounding made of it.

@@ -13,6 +13,7 @@ from jax import lax
 from .._checks import size, take
 from .._numerics import safe_sqrt, squared_distances
 from .._typing import Array, Float, Int, Points, PRNGKeyArray
+from ..features import FeatureChoice, fit_features, greedy_landmarks
 from ..kernels import (
     AbstractKernel,
     Delta,
@@ -45,6 +46,24 @@ def kernels_of(
     if len(kernels) == 1:
         warn_of_scale(kernels[0], points, name)
     return kernels
+
+
+def feature_matrices(
+    kernels: Sequence[AbstractKernel], points: Points, landmarks: FeatureChoice, key: PRNGKeyArray
+) -> tuple[Float[Array, "n r"], ...]:
+    """Features of all points for each kernel.
+
+    Greedy landmarks break ties by position. They are taken from points in random order: the choice
+    must not know which sample, or which pair, a point is of.
+    """
+    if isinstance(landmarks, (int, np.integer)):
+        rank, mixed = int(landmarks), take(points, jax.random.permutation(key, size(points)))
+        chosen: list[Any] = [greedy_landmarks(one, mixed, rank=rank) for one in kernels]
+    else:
+        chosen = [landmarks] * len(kernels)
+    return tuple(
+        fit_features(one, points, own).matrix for one, own in zip(kernels, chosen, strict=True)
+    )
 
 
 @eqx.filter_jit

@@ -7,15 +7,16 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import Mesh
 
 from .._checks import as_count, as_points, check_finite, check_memory, check_same_size, size, take
 from .._numerics import matmul, safe_sqrt
 from .._typing import Array, Float, Points, PRNGKeyArray
-from ..features import FeatureChoice, fit_features
+from ..features import FeatureChoice
 from ..kernels import AbstractKernel, KernelLike
-from ._collections import for_each, fused, kernels_of
+from ._collections import feature_matrices, for_each, fused, kernels_of
 from ._results import TestResult, centered, from_null, interval_of, relevant, simulate
 
 #: Bandwidths of a default family. Power at n = 200 with 5 and with 10 (200 data sets each): weak
@@ -86,6 +87,8 @@ def independence_test(
     n = size(x)
     if n < 2:
         raise ValueError("An independence test needs at least 2 pairs.")
+    if not isinstance(dependent, (bool, np.bool_)):
+        raise ValueError(f"`dependent` must be True or False, got {dependent!r}.")
     draw_key, *keys = jax.random.split(key, 3)
     sides = (kernel_x, x, "x", keys[0]), (kernel_y, y, "y", keys[1])
     kernels = tuple(kernels_of(k, points, name, _BANDWIDTHS, key) for k, points, name, key in sides)
@@ -97,8 +100,8 @@ def independence_test(
         *found, effects = _exact(kernels, x, y, bool(dependent), draw_key, draws, mesh)
     else:
         maps = tuple(
-            tuple(fit_features(one, points, landmarks).matrix for one in own)
-            for own, points in zip(kernels, (x, y), strict=True)
+            feature_matrices(own, points, landmarks, key)
+            for own, (_, points, _, key) in zip(kernels, sides, strict=True)
         )
         *found, effects = _low_rank(maps, bool(dependent), draw_key, draws, mesh)
     statistic, null, magnitude, best = fused(tuple(found))

@@ -25,9 +25,10 @@ _POINTS = 1000
 def block_length(dependent: bool | int, x: Points, y: Points) -> int:
     """Points of a block: 1 for independent points, chosen from the samples for True."""
     most = min(size(x), size(y)) // _BLOCKS
-    if dependent is False:
+    truth = isinstance(dependent, (bool, np.bool_))
+    if truth and not dependent:
         return 1
-    if dependent is not True:
+    if not truth:
         length = as_count(dependent, "dependent")
         if length > max(most, 1):
             raise ValueError(

@@ -25,9 +25,9 @@ from .._checks import (
 )
 from .._numerics import matmul, safe_sqrt
 from .._typing import Array, Float, Points, PRNGKeyArray
-from ..features import FeatureChoice, fit_features
+from ..features import FeatureChoice
 from ..kernels import AbstractKernel, KernelLike, kernel_for, warn_of_scale
-from ._collections import for_each, fused, kernels_of
+from ._collections import feature_matrices, for_each, fused, kernels_of
 from ._results import TestResult, from_null, rounding, simulate
 from ._series import block_length
 from ._splits import by_features, by_gram
@@ -140,7 +140,7 @@ def two_sample_test(
         check_memory(total, total, dtype, "the pooled sample", "give `landmarks`, for example 100")
         *found, effects = by_gram(kernels, pooled, least, length, draw_key, draws, mesh)
     else:
-        maps = tuple(fit_features(one, pooled, landmarks).matrix for one in kernels)
+        maps = feature_matrices(kernels, pooled, landmarks, kernel_key)
         *found, effects = by_features(maps, least, length, draw_key, draws, mesh)
     statistic, values, magnitude, best = fused(tuple(found))
     effect = effects[best]

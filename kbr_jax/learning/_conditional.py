@@ -195,7 +195,7 @@ def _report(setting: _Setting, values: dict, x: Points, y: Points) -> Report:
     summary, notes = compared(scores)
     held = {}
     if is_real(y):
-        held = _covered(np.asarray(weights), np.asarray(leave_out_residuals(model, _flat(y))))
+        held = _covered(np.asarray(weights), np.asarray(_flat(leave_out_residuals(model))))
     return Report(
         chosen={name: np.asarray(value) for name, value in values.items()},
         errors=summary,

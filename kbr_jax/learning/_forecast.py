@@ -12,9 +12,10 @@ from .._numerics import matmul
 from .._typing import Array, Float, Point, Points, with_numbers
 from ..embedding import Embedding, energy_score
 from ..kernels import coordinate_scale
-from ..rules import ConditionalEmbedding, condition
+from ..rules import ConditionalEmbedding
 from ..tuning import coverage, fit_bandwidth, leave_out_forecasts, leave_out_residuals
 from ..tuning._calibration import LEVELS
+from ..tuning._leave_out import restored_weights
 from ._conditional import PAIRS, central_levels, is_real, learn_conditional
 from ._folds import spread
 from ._report import Report, compared
@@ -49,29 +50,17 @@ class Forecast(eqx.Module):
     def __call__(self, x: Point) -> Embedding:
         """Embed P(Y | X = x), weights of sum 1. Cost O(n^2) exact, O(n r) with landmarks."""
         y, kernel = self.location.y, self.location.kernel_y
-        whole = jnp.add(*_weights(self.location, x))
+        whole = jnp.add(*restored_weights(self.location, x))
         if self.scale is None or self.shape is None:
             return Embedding(kernel, y, whole)
-        size_ = _average(jnp.add(*_weights(self.scale, x)), self.scale.y)
+        size_ = _average(jnp.add(*restored_weights(self.scale, x)), self.scale.y)
         size_ = jnp.maximum(size_, LEAST_SCALE * jnp.mean(self.scale.y, axis=0))
-        moved, beyond = _weights(self.shape, x)
+        moved, beyond = restored_weights(self.shape, x)
         middle = _average(moved + beyond, self.shape.y)
         atoms = _average(whole, y) + size_ * (self.shape.y - middle)
         # Far from all pairs neither form knows more than the marginal of y.
         weights = jnp.concatenate([moved, beyond])
         return Embedding(kernel, jnp.concatenate([atoms, y]), weights)
-
-
-def _weights(model: ConditionalEmbedding, x: Point) -> tuple[Float[Array, " n"], ...]:
-    """Weights at x, and the mass that is missing there, on all pairs alike.
-
-    No division by a mass near 0: signed weights that cancel would throw the mean far away.
-    """
-    weights = condition(model, x).weights
-    if weights.ndim != 1:
-        raise ValueError("`x` must be one point; use `jax.vmap` for several.")
-    own = weights / jnp.maximum(jnp.sum(weights), 0.5)
-    return own, (1 - jnp.sum(own)) * model.features_x.uniform.astype(own.dtype)
 
 
 def _average(weights: Float[Array, " n"], values: Float[Array, "n *d"]) -> Float[Array, "*d"]:
@@ -170,13 +159,13 @@ def located_forecast(
     `fit` fits a model to values at the training x.
     """
     location = fit(y)
-    residuals = leave_out_residuals(location, y)
+    residuals = leave_out_residuals(location)
     sizes = jnp.abs(residuals)
     scale = fit(sizes)
     # Where y is exactly a function of x the residuals are rounding.
     tiny = jnp.finfo(y.dtype).eps * (1 + jnp.max(jnp.abs(y), axis=0))
     expected = jnp.maximum(
-        sizes - leave_out_residuals(scale, sizes), LEAST_SCALE * jnp.mean(sizes, axis=0) + tiny
+        sizes - leave_out_residuals(scale), LEAST_SCALE * jnp.mean(sizes, axis=0) + tiny
     )
     shape = fit(residuals / expected)
     return Forecast(location, scale, shape, jnp.ones((), y.dtype)), expected

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._checks import as_points, as_positive, check_alike, is_concrete, size
+from .._checks import as_points, as_positive, check_alike, is_concrete, like, size
 from .._numerics import matmul
 from .._typing import Array, ArrayLike, Float, Points, PRNGKeyArray, with_numbers
 from ..embedding import Embedding
@@ -170,7 +170,7 @@ def beliefs(
     place = np.searchsorted(graph.hidden, nodes)
     if points is None:
         return _on_support(model, messages, wanted, nodes, place)
-    points = as_points(points, "points")
+    points = like(as_points(points, "points"), model.samples[wanted[0]])
     for kind in wanted:
         check_alike(
             points, "points", model.samples[kind], f"training sample of nodes of type {kind}"

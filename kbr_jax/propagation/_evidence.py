@@ -21,6 +21,11 @@ def _as_function(function: Any) -> FunctionKernel:
     return function if isinstance(function, FunctionKernel) else FunctionKernel(function)
 
 
+def _as_nodes(nodes: Any) -> tuple[Any, ...]:
+    """Names of nodes, which may be tuples or words."""
+    return tuple(nodes.tolist() if isinstance(nodes, np.ndarray | jax.Array) else nodes)
+
+
 class Likelihood(eqx.Module):
     r"""A known likelihood: `log_likelihood(x, y)` is $\log p(y \mid x)$, up to a constant, of a
     hidden node's value x and its datum y.
@@ -30,9 +35,7 @@ class Likelihood(eqx.Module):
     Array leaves of the log-likelihood (if it is a pytree) and the data stay differentiable.
     """
 
-    nodes: tuple[int, ...] = eqx.field(
-        static=True, converter=lambda nodes: tuple(np.asarray(nodes).tolist())
-    )
+    nodes: tuple[Any, ...] = eqx.field(static=True, converter=_as_nodes)
     log_likelihood: FunctionKernel = eqx.field(converter=_as_function)
     data: Points
 

@@ -81,7 +81,7 @@ def fit_belief_propagation(
     *,
     regularizer: ArrayLike,
     pairs: Sequence[Any] | None = None,
-    points: Sequence[Points] | dict[Any, Points] | None = None,
+    points: Sequence[Points] | dict[Any, Points] | ArrayLike | None = None,
     landmarks: FeatureChoice = None,
     landmarks_observed: FeatureChoice = None,
     pivots: int | Landmarks | None = None,
@@ -257,15 +257,19 @@ def _as_pairs(graph: PairwiseGraph, kernels: tuple, pairs: Any, points: Any) -> 
     """Checked pairs for each edge type, and for each node type its pooled sample."""
     if (pairs is None) == (points is None):
         raise ValueError("Give either `pairs` for each edge type, or `points` for each node.")
-    checked: dict[int, Points] = {}
+    # Rows of an array are made anew each time they are asked for.
+    points = None if points is None else list(points)
+    checked: dict[int, tuple[Points, Points]] = {}
 
     def check(sample: Points, name: str, kind: int) -> Points:
         # The same array stays the same array: messages are kept once at what several edge types
         # share.
         if id(sample) not in checked:
-            checked[id(sample)] = check_finite(as_points(sample, name), name)
-        kernels[kind].check(checked[id(sample)], name)
-        return checked[id(sample)]
+            # The sample too, else its id may become another's.
+            checked[id(sample)] = sample, check_finite(as_points(sample, name), name)
+        found = checked[id(sample)][1]
+        kernels[kind].check(found, name)
+        return found
 
     owned: dict[int, list] = {kind: [] for kind in range(graph.num_node_types)}
     if points is not None:

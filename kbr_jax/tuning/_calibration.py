@@ -64,13 +64,15 @@ def fit_bandwidth(forecasts: Embedding, points: Points) -> Float[Array, ""]:
     **Arguments:** `forecasts`, weights `[b, n]`, for example `leave_out_forecasts(model)`; `points`
     `[b, ...]`, what happened. Forecasts without a distribution are left out.
 
-    **Returns:** a scalar. Cost O(32 b n d). **Raises:** `ValueError` as `log_score`.
+    **Returns:** a scalar; NaN where no forecast has a finite score. Cost O(32 b n d). **Raises:**
+    `ValueError` as `log_score`.
     """
     points = as_points(points, "points")
     factors = jnp.asarray(np.geomspace(*WIDTHS, NUM_WIDTHS), forecasts.weights.dtype)
     scores = lax.map(lambda c: log_score(forecasts, points, bandwidth=c), factors)
     limited = jnp.minimum(scores, scores[-1] + 10)
-    return factors[jnp.argmin(jnp.nanmean(limited, axis=1))]
+    means = jnp.mean(limited, axis=1, where=~jnp.isnan(limited))
+    return jnp.where(jnp.any(jnp.isfinite(means)), factors[jnp.nanargmin(means)], jnp.nan)
 
 
 def conformal_margin(

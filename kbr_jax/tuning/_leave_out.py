@@ -65,7 +65,10 @@ def leave_out_loss(
 
 
 def leave_out_residuals(
-    model: AbstractConditional, values: Float[Array, "n *d"], *, num_left_out: int = 1
+    model: AbstractConditional,
+    values: Float[Array, "n *d"] | None = None,
+    *,
+    num_left_out: int = 1,
 ) -> Float[Array, "n *d"]:
     r"""Differences $f_i - \hat f^{(-B)}(x_i)$ of values to their regression on x without block B.
 
@@ -73,12 +76,18 @@ def leave_out_residuals(
     features. Residuals are those of predictions of new points.
 
     **Arguments:** `model`, with a factor, fitted to n pairs; `values` `[n, ...]` at these
-    pairs; `num_left_out`, the size of the blocks.
+    pairs; `num_left_out`, the size of the blocks. By default the values are y less its mean: what
+    the weights of the regression lack to the sum 1 then stands at the mean, and residuals do not
+    depend on the origin of y.
 
     **Returns:** `[n, ...]`. Cost O(n^3) exact, O(n r (r + b) + n b^2) with landmarks on x.
-    **Raises:** `ValueError` as `leave_out_loss`.
+    **Raises:** `ValueError` as `leave_out_loss`, and without values for y that are not one real
+    array.
     """
     features, ridge, count = _leaving_out(model, num_left_out)
+    if values is None:
+        y = _real_y(model)
+        values = y - jnp.tensordot(features.uniform.astype(y.dtype), y, 1)
     columns = values.astype(features.dtype).reshape(values.shape[0], -1)
     return _left_out(features, ridge, count)(columns).reshape(values.shape)
 
@@ -212,6 +221,27 @@ def _low_rank_errors(
     ).reshape(-1)
 
 
+def _real_y(model: AbstractConditional) -> Float[Array, "n *d"]:
+    y = model.sample()[1].points
+    if not (hasattr(y, "dtype") and jnp.issubdtype(y.dtype, jnp.floating)):
+        raise ValueError("y must be one real array; else use `condition`.")
+    return y
+
+
+def restored_weights(
+    model: AbstractConditional, x: Point
+) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+    """Weights at x, and the mass that is missing there, on all pairs alike.
+
+    No division by a mass near 0: signed weights that cancel would throw the mean far away.
+    """
+    weights = condition(model, x).weights
+    if weights.ndim != 1:
+        raise ValueError("`x` must be one point; use `jax.vmap` for several.")
+    own = weights / jnp.maximum(jnp.sum(weights), 0.5)
+    return own, (1 - jnp.sum(own)) * model.sample()[0].uniform.astype(own.dtype)
+
+
 def condition_adjusted(
     model: AbstractConditional, residuals: Float[Array, "n *d"], x: Point
 ) -> Embedding:
@@ -227,7 +257,7 @@ def condition_adjusted(
     **Arguments:**
 
     - `model` of P(Y | X) on a sample, y one real array `[n, ...]`.
-    - `residuals`: `leave_out_residuals(model, y)` in the shape of y.
+    - `residuals`: `leave_out_residuals(model)`, in the shape of y.
     - `x`: one point; `jax.vmap` for several.
 
     **Returns:** an `Embedding` of weights `[2 n]`, of sum 1. `mean`, `quantile` and
@@ -235,17 +265,10 @@ def condition_adjusted(
 
     **Raises:** `ValueError` for residuals of another shape, and for y that are not one real array.
     """
-    y = model.sample()[1].points
-    if not (hasattr(y, "dtype") and jnp.issubdtype(y.dtype, jnp.floating)):
-        raise ValueError("Atoms can be moved where y is one real array; use `condition`.")
+    y = _real_y(model)
     if residuals.shape != y.shape:
         raise ValueError(f"`residuals` has shape {residuals.shape}, but y has {y.shape}.")
-    weights = condition(model, x).weights
-    if weights.ndim != 1:
-        raise ValueError("`x` must be one point; use `jax.vmap` for several.")
-    # No division by a mass near 0: signed weights that cancel would throw the mean far away.
-    own = weights / jnp.maximum(jnp.sum(weights), 0.5)
-    other = (1 - jnp.sum(own)) * model.sample()[0].uniform.astype(own.dtype)
+    own, other = restored_weights(model, x)
     center = jnp.tensordot(own + other, y.astype(own.dtype), 1)
     atoms = jnp.concatenate([center + residuals, y])
     return Embedding(model.kernel_y, atoms, jnp.concatenate([own, other]))

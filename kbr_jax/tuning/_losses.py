@@ -215,8 +215,8 @@ def mmd_power(
 
     $$ J = \frac{\mathrm{MMD}_u^2}{\hat\sigma}, \quad h_{ij} = k(x_i, x_j) + k(y_i, y_j) - k(x_i,
        y_j) - k(y_i, x_j), \quad
-       \hat\sigma^2 = \frac{4}{n^3} \sum_i \Big( \sum_j h_{ij} \Big)^2 - \frac{4}{n^4} \Big(
-          \sum_{ij} h_{ij} \Big)^2 + \varepsilon. $$
+       \hat\sigma^2 = \frac{4}{n^3} \sum_i \Big( \sum_{j \ne i} h_{ij} \Big)^2 - \frac{4}{n^4} \Big(
+          \sum_{i \ne j} h_{ij} \Big)^2 + \varepsilon. $$
 
     **Arguments:** `kernel`; samples `x`, `y` of one size n >= 2; `floor`: epsilon, so that value
     and gradient are finite at X = Y.

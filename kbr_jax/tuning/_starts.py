@@ -14,7 +14,7 @@ from .._checks import as_count
 from .._typing import PRNGKeyArray
 from ..devices import over_devices
 from ._progress import progress_bar
-from ._tune import CHUNK, TuneResult, as_problem, run_chunk
+from ._tune import CHUNK, TuneResult, as_problem, check_validated, run_chunk
 
 
 def tune_starts(
@@ -72,6 +72,7 @@ def tune_starts(
             bar.update(count)
             if bar:
                 bar.show({"best": f"{float(jnp.min(states.value)):.4g}"})
+    check_validated(problem, states.value)
     history = jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=1), *parts)
 
     def result(index: int) -> TuneResult:

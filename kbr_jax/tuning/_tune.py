@@ -232,8 +232,8 @@ def tune(
     for each trial of a line search.
 
     **Raises:** `ValueError` if nothing can be tuned, `positive` returns anything but leaves of its
-    argument, a positive parameter is not, the loss is not finite at `initial`, or the checkpoint is
-    of another run.
+    argument, a positive parameter is not, the loss is not finite at `initial`, the validation is
+    finite nowhere, or the checkpoint is of another run.
 
     **Example:**
 
@@ -274,9 +274,19 @@ def tune(
             if checkpoint is not None and done >= min(num_steps, saved + _CHECKPOINT_STEPS):
                 saved = done
                 write_checkpoint(checkpoint, free, done, state, parts, key)
+    check_validated(problem, state.value)
     _warn_of_constants(problem, state, initial)
     history = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
     return TuneResult(problem.decode(state.best), state.value, state.step, history)
+
+
+def check_validated(problem: _Problem, value: Array) -> None:
+    """Raise a `ValueError` where no validation told anything."""
+    if problem.validation is not None and not bool(jnp.any(jnp.isfinite(value))):
+        raise ValueError(
+            "The validation loss was not finite at any step at which it was computed: evaluate it "
+            "at `initial`."
+        )
 
 
 def _warn_of_constants(problem: _Problem, state: _State, initial: Any) -> None:
