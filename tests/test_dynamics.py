@@ -687,6 +687,6 @@ def test_whole_numbers_as_coefficients_and_gram():
         12,
     )
     model = kbr.dynamics.fit_dynamics(
-        kbr.Gaussian(1.0), gram=np.eye(3, dtype=int) + 1, regularizer=0.1
+        kbr.Gaussian(1.0), None, gram=np.eye(3, dtype=int) + 1, regularizer=0.1
     )
     assert np.isfinite(model.coefficients).all()
