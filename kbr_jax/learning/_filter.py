@@ -25,15 +25,7 @@ from ..rules import Clipping
 from ..rules._model import check_estimator
 from ..tuning import tune
 from ..tuning._progress import Progress, progress_bar
-from ._candidates import (
-    MAPPED,
-    Setting,
-    gap,
-    held_out,
-    judge,
-    judged,
-    recovering,
-)
+from ._candidates import MAPPED, Setting, gap, held_out, judge, judged, recovering
 from ._folds import Fold, make_folds, spread
 from ._maps import CHOOSING, DiscriminantMap, choose_regression, fit_discriminant_map, leading
 from ._report import MEMORYLESS, Report, calibrated, compared, errors_of, regressions

@@ -67,13 +67,16 @@ def are_counts(observations: Points) -> bool:
 
 def _principal_directions(values: np.ndarray) -> np.ndarray:
     """The first `MAX_COMPONENTS` right singular vectors `[p, c]` of `[n, p]`."""
-    # An eigenproblem of the smaller side takes a third of the time of singular values.
-    wide = values.shape[1] > values.shape[0]
-    squares, vectors = np.linalg.eigh(values @ values.T if wide else values.T @ values)
+    # An eigenproblem of the smaller side takes a third of the time of singular values. Squares need
+    # double precision.
+    rows = values.astype(np.float64)
+    wide = rows.shape[1] > rows.shape[0]
+    squares, vectors = np.linalg.eigh(rows @ rows.T if wide else rows.T @ rows)
     squares, vectors = squares[::-1][:MAX_COMPONENTS], vectors[:, ::-1][:, :MAX_COMPONENTS]
-    kept = squares > squares[0] * len(squares) * np.finfo(values.dtype).eps
-    vectors = vectors[:, kept]
-    return values.T @ vectors / np.sqrt(squares[kept]) if wide else vectors
+    kept = squares > squares[0] * len(squares) * np.finfo(rows.dtype).eps
+    kept[0] = True
+    sizes, vectors = np.sqrt(np.maximum(squares[kept], np.finfo(rows.dtype).tiny)), vectors[:, kept]
+    return (rows.T @ vectors / sizes if wide else vectors).astype(values.dtype)
 
 
 def leave_blocks_out(model: AbstractConditional, values: Array) -> Array:
