@@ -164,7 +164,7 @@ def squared_hs_norm(operator: CrossCovariance) -> Float[Array, "*batch"]:
 
 
 def _centered(gram: Float[Array, "n n"]) -> tuple[Float[Array, "n n"], Float[Array, " n"]]:
-    """A centered Gram matrix C, and f with K = C + f 1^T + 1 f^T.
+    """Center a Gram matrix K = C + f 1^T + 1 f^T, into C and f.
 
     Where points are far from the origin of the feature space, sums over K would cancel.
     """

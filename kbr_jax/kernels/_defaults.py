@@ -90,7 +90,7 @@ def _masked_bandwidth(x: Float[Array, "n *d"], mask: Bool[Array, " n"]) -> Float
 def kernel_for(
     kernel: KernelLike, x: Points, mask: Bool[Array, " n"] | None = None
 ) -> AbstractKernel:
-    """`kernel` as a kernel, or the default of a sample (True in the mask) for None."""
+    """`kernel` as a kernel, or the default of a sample for None; without padding (False)."""
     return default_kernel(x, mask) if kernel is None else as_kernel(kernel)
 
 

@@ -151,9 +151,7 @@ class AbstractEmission(eqx.Module):
         """How well each training x explains one observation: the scale of the weights' products."""
 
     def scaled(self, weights: Float[Array, " n"], coordinates: Any) -> tuple[Any, Float[Array, ""]]:
-        """Coordinates whose `likelihood` does not under- or overflow, and the logarithm of what
-        they were divided by.
-        """
+        """Coordinates of a likelihood that does not underflow, and the logarithm of its scale."""
         return coordinates, jnp.zeros((), weights.dtype)
 
     def effective_size(self, weights: Float[Array, "*b n"]) -> Float[Array, "*b"]:
