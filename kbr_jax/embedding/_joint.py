@@ -164,7 +164,7 @@ def squared_hs_norm(operator: CrossCovariance) -> Float[Array, "*batch"]:
 
 
 def _centered(gram: Float[Array, "n n"]) -> tuple[Float[Array, "n n"], Float[Array, " n"]]:
-    """Center a Gram matrix K = C + f 1^T + 1 f^T, into C and f.
+    r"""The centered C and f of a Gram matrix $C + f 1^\top + 1 f^\top$.
 
     Where points are far from the origin of the feature space, sums over K would cancel.
     """

@@ -90,16 +90,16 @@ def _masked_bandwidth(x: Float[Array, "n *d"], mask: Bool[Array, " n"]) -> Float
 def kernel_for(
     kernel: KernelLike, x: Points, mask: Bool[Array, " n"] | None = None
 ) -> AbstractKernel:
-    """`kernel` as a kernel, or the default of a sample for None; without padding (False)."""
+    """The given kernel, or the default of a sample (True in the mask)."""
     return default_kernel(x, mask) if kernel is None else as_kernel(kernel)
 
 
 def warn_of_scale(
     kernel: AbstractKernel, x: Points, name: str, mask: Bool[Array, " n"] | None = None
 ) -> None:
-    """Warn where a kernel sees all points (True in the mask) as equal, or all as unlike.
+    """Warn where a kernel sees all points as equal, or all as unlike.
 
-    Nothing is looked at inside `jit` or `grad`.
+    Padding, False in the mask, is not looked at, nor anything inside `jit` or `grad`.
     """
     if mask is not None:
         if not is_concrete(mask):
