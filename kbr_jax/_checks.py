@@ -31,6 +31,11 @@ def as_arrays(points: Points, name: str) -> Points:
             return jnp.asarray(np.asarray(points))
         except ValueError:
             raise ValueError(f"The rows of `{name}` have different lengths.") from None
+    if isinstance(points, list):
+        raise ValueError(
+            f"`{name}` is a list of arrays: give one array for rows (`jnp.stack`), a tuple for the "
+            f"parts of joint points."
+        )
 
     def one(leaf):
         try:
@@ -38,7 +43,8 @@ def as_arrays(points: Points, name: str) -> Points:
         except TypeError:
             raise ValueError(
                 f"`{name}` holds {type(leaf).__name__}, which is no array of numbers: turn words "
-                f"into integer labels, and take columns of one kind from a table."
+                f"into integer labels, and a table into a tuple of columns, "
+                f"`tuple(table[c].to_numpy() for c in columns)`."
             ) from None
 
     return jax.tree.map(one, points)
@@ -321,8 +327,8 @@ def check_finite(points: Points, name: str) -> Points:
     the host: there all points become NaN, and with them every result.
     """
     message = (
-        f"`{name}` contains NaN or infinity; remove or impute those points (missing observations: "
-        "use a mask)."
+        f"`{name}` contains NaN or infinity; remove or impute those points. `observed` marks the "
+        "missing observations of a filter, and training sequences may be lists of stretches."
     )
     finite = _finite(points)
     if is_concrete(finite):

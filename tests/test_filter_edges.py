@@ -204,3 +204,18 @@ def test_weights_of_a_basis_are_not_counted_as_points():
     with pytest.raises(ValueError, match="'prior' needs a learned emission on a sample"):
         transition = fit_conditional(KERNEL, KERNEL, STATES[:N], STATES[1:], **RIDGE)
         KernelBayesFilter(model, transition, estimator="prior", **RIDGE)
+
+
+def test_nan_must_be_marked_as_missing():
+    filt, seen = fit(), SEEN[:6].at[3].set(jnp.nan)
+    observed = jnp.arange(6) != 3
+    kbr.run_filter(filt, seen, observed=observed)
+    kbr.run_filter(filt, [seen, SEEN[:4]], observed=[observed, jnp.ones(4, bool)])
+    for call in (
+        lambda: kbr.run_filter(filt, seen),
+        lambda: kbr.run_filter(filt, [SEEN[:4], seen]),
+        lambda: kbr.filter_step(filt, kbr.init_filter(filt), seen[3]),
+    ):
+        with pytest.raises(ValueError, match="`observations` are NaN at step"):
+            call()
+    kbr.filter_step(filt, kbr.init_filter(filt), seen[3], observed=False)

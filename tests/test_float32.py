@@ -741,3 +741,8 @@ def test_truth_values_of_numpy():
         for chosen in (False, np.bool_(False))
     ]
     assert found[0] == found[1]
+
+
+def test_of_equally_good_temperatures_the_nearest_to_1():
+    beliefs = kbr.embed(kbr.Gaussian(1.0), jnp.zeros((1, 1)), jnp.ones((5, 1)))
+    np.testing.assert_allclose(kbr.tuning.calibrate(beliefs, jnp.ones((5, 1))), 1)

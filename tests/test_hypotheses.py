@@ -424,3 +424,9 @@ def test_landmarks_do_not_know_which_sample_a_point_is_of():
 
     values = jax.lax.map(jax.jit(p_value), jax.random.split(jax.random.key(0), 200))
     assert float(jnp.mean(values <= 0.1)) < 0.16
+
+
+@pytest.mark.parametrize("y", [np.arange(9), np.arange(9) > 3])
+def test_samples_of_two_kinds(y):
+    with pytest.raises(ValueError, match="`x` and `y` must be of one kind"):
+        kbr.hypotheses.two_sample_test(None, jnp.arange(9.0), jnp.asarray(y), key=jax.random.key(0))

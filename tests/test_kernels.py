@@ -738,3 +738,30 @@ def test_a_constant_column_has_unit_1(value):
 def test_centers_and_scales_have_the_shape_of_a_point():
     with pytest.raises(ValueError, match="The center of Energy has shape"):
         kbr.gram(kbr.kernels.Energy(center=jnp.arange(3.0)), jnp.arange(3.0))
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda a, b: -jnp.sum((a - b) ** 2), "not positive semi-definite"),
+        (lambda a, b: jnp.exp(a[0] - jnp.sum((a - b) ** 2)), "not symmetric"),
+        (lambda a, b: jnp.log(jnp.sum((a - b) ** 2)), "not finite"),
+    ],
+)
+def test_functions_that_are_no_kernels(function, message):
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(20, 2)))
+    with pytest.raises(ValueError, match=f"kernel of `x` is {message}"):
+        kbr.fit_conditional(function, kbr.Gaussian(1.0), x, x, regularizer=1e-3)
+
+
+def test_amounts_taken_as_labels():
+    with pytest.warns(UserWarning, match="150 values among 150 points are taken as labels"):
+        kbr.kernels.default_kernel(jnp.arange(150))
+    kbr.kernels.default_kernel(jnp.arange(150) % 10)
+
+
+def test_a_list_of_arrays_is_neither_rows_nor_parts():
+    rows = [jnp.ones(3), jnp.zeros(3)]
+    with pytest.raises(ValueError, match="`points` is a list of arrays"):
+        kbr.embed(None, rows)
+    assert len(kbr.embed(None, tuple(rows)).points) == 2

@@ -1,5 +1,6 @@
 """Conditional embeddings and posteriors that choose their own parameters."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from helpers import closeness
 
 import kbr_jax as kbr
-from kbr_jax.learning import _conditional, _forecast, _posterior, _search
+from kbr_jax.learning import _conditional, _folds, _forecast, _posterior, _report, _search
 from kbr_jax.tuning import condition_adjusted, leave_out_residuals
 
 close = closeness(1e-9, 1e-9)
@@ -222,3 +223,59 @@ def test_forecasts_do_not_depend_on_the_origin_of_y():
         return np.stack(read)
 
     np.testing.assert_allclose(ends(300.0), ends(0.0), atol=1e-6)
+
+
+def test_shares_of_a_prior_narrower_than_the_training_points():
+    """With the kernel of the training points the weighted pairs had twice the prior's spread."""
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.uniform(-3, 3, size=300))
+    prior = kbr.embed(kbr.Gaussian(1.0), jnp.asarray(0.8 + 0.4 * rng.normal(size=150)))
+    shares = _posterior._shares(prior, x)
+    mean = float(shares @ x)
+    np.testing.assert_allclose(mean, 0.8, atol=0.1)
+    np.testing.assert_allclose(np.sqrt(shares @ (x - mean) ** 2), 0.4, atol=0.08)
+
+
+def test_rivals_do_not_depend_on_the_origin_of_the_states():
+    rng = np.random.default_rng(0)
+    states = np.zeros((120, 1))
+    for t in range(1, 120):
+        states[t] = 0.9 * states[t - 1] + 0.3 * rng.normal(size=1)
+    seen = jnp.asarray(np.hstack([states, states**2]) + 0.1 * rng.normal(size=(120, 2)))
+
+    def errors(offset):
+        folds = _folds.make_folds(jnp.asarray(states + offset), seen, None)
+        return [float(jnp.mean(found)) for found in _report.regressions(folds, None).values()]
+
+    np.testing.assert_allclose(errors(1000.0), errors(0.0), rtol=1e-4)
+
+
+def test_distances_far_from_the_origin():
+    x = np.random.default_rng(0).normal(size=(30, 2)).astype(np.float32)
+    close(_folds.distances(x + 1e4, x + 1e4), _folds.distances(x, x), 3e-3)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, y: kbr.learn_posterior(x, y, kernel_x=kbr.Gaussian(0.7), bandwidth_x=5.0),
+        lambda x, y: kbr.learn_posterior((x[:, 0] > 0).astype(int), y, bandwidth_x=5.0),
+        lambda x, y: kbr.learn_filter(x, y, kernel_states=kbr.Gaussian(0.7), bandwidth_states=5.0),
+    ],
+)
+def test_a_bandwidth_beside_a_kernel(call):
+    with pytest.raises(
+        ValueError, match=r"`bandwidth_x` is that of|or `bandwidth_states`, not both"
+    ):
+        call(*posterior_pairs())
+
+
+@pytest.mark.parametrize("steps", [2, 5, 10])
+def test_features_of_few_steps_are_trained(steps):
+    x = jax.random.normal(jax.random.key(0), (100, 2))
+    start = eqx.nn.MLP(2, 4, 8, 1, jnp.tanh, jnp.tanh, key=jax.random.key(1))
+    found, course = kbr.learning.learn_features(
+        start, x, x[:, 0] ** 2, num_steps=steps, num_pairs=40, key=jax.random.key(2), progress=False
+    )
+    assert np.isfinite(course.history.validation).sum() >= 2
+    assert course.step > 0 or jax.tree.all(jax.tree.map(np.array_equal, found, start))

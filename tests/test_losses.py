@@ -505,3 +505,42 @@ def test_filter_loss_wants_points_like_the_states():
             jnp.asarray(TEST_SEEN),
             decode=lambda belief: (kbr.mean(belief), belief.mass),
         )
+
+
+@pytest.mark.parametrize("kernel", [None, kbr.Gaussian(0.5), kbr.kernels.Energy()])
+def test_uncounted_states_that_are_nan_reach_no_gradient(kernel):
+    rng = np.random.default_rng(0)
+    states = jnp.asarray(np.cumsum(0.3 * rng.normal(size=(40, 1)), axis=0))
+    seen, counted = states + 0.1, jnp.ones(12, bool).at[5].set(False)
+
+    def loss(h, value):
+        filt = kbr.fit_filter(
+            kbr.Gaussian(h),
+            kbr.Gaussian(0.5),
+            states,
+            seen,
+            regularizer=1e-2,
+            posterior_regularizer=1e-2,
+        )
+        true = states[:12].at[5].set(value)
+        return kbr.filter_loss(filt, true, seen[:12], counted=counted, kernel=kernel)
+
+    found, expected = (jax.value_and_grad(loss)(0.5, value) for value in (jnp.nan, 0.3))
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("landmarks", [None, 10])
+def test_pairs_that_are_left_out_by_number(landmarks):
+    x = jnp.linspace(0, 1, 24)
+    model = kbr.fit_conditional(
+        kbr.Gaussian(0.3), kbr.Gaussian(0.3), x, x**2, regularizer=1e-3, landmarks_x=landmarks
+    )
+    last = kbr.tuning.leave_out_forecasts(model, np.asarray([-1])).weights
+    np.testing.assert_allclose(
+        last, kbr.tuning.leave_out_forecasts(model, np.asarray([23])).weights
+    )
+    for index in ([24], [-25], [0.5], np.ones(24, bool)):
+        with pytest.raises(ValueError, match="`index` must be a vector of numbers of 24 pairs"):
+            kbr.tuning.leave_out_forecasts(model, np.asarray(index))
+    with pytest.raises(ValueError, match="`values` must hold one value for each of 24 pairs"):
+        kbr.tuning.leave_out_residuals(model, jnp.ones(23))

@@ -246,3 +246,16 @@ def test_the_picture_of_a_test():
     assert axis.get_title(loc="left") == result.hypothesis
     with pytest.raises(ValueError, match="known distribution"):
         plotting.plot_test(kbr.hypotheses.block_two_sample_test(kbr.Gaussian(1.0), x, y))
+
+
+@pytest.mark.parametrize("missing", [[], [0, 2]])
+def test_intervals_of_a_step_alone_are_seen(missing):
+    count = 3 if missing else 1
+    weights = jnp.ones((count, 50)).at[jnp.asarray(missing, int)].set(jnp.nan)
+    beliefs = kbr.embed(kbr.Gaussian(1.0), jnp.linspace(0, 1, 50))
+    axis = plotting.plot_intervals(kbr.embedding.Embedding(beliefs.kernel, beliefs.points, weights))
+    bars = [c for c in axis.collections if isinstance(c, LineCollection) and len(c.get_segments())]
+    assert len(bars) == 2
+    low, high = axis.get_xlim()
+    assert low < high
+    pyplot.close(axis.figure)

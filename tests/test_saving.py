@@ -554,3 +554,23 @@ def test_values_that_a_class_would_refuse_are_not_loaded(tmp_path, crafted):
         rewrite(path, arrays={"0.npy": data.getvalue()})
     with pytest.raises(ValueError, match="bandwidth"):
         load(path)
+
+
+def test_batches_and_moments_of_an_optimizer(tmp_path):
+    x = jnp.linspace(0, 1, 12)[:, None]
+
+    def fit(h):
+        return kbr.fit_filter(
+            kbr.Gaussian(h), kbr.Gaussian(0.5), x, x, regularizer=1e-2, posterior_regularizer=1e-2
+        )
+
+    trees = [
+        jax.vmap(fit)(jnp.asarray([0.5, 1.0])),
+        optax.adam(0.1).init(kbr.Gaussian(1.0)),
+        jax.vmap(lambda a: a * kbr.Gaussian(1.0))(jnp.ones(3)),
+    ]
+    for number, tree in enumerate(trees):
+        save(tmp_path / str(number), tree)
+        found = load(tmp_path / str(number))
+        assert jax.tree.structure(found) == jax.tree.structure(tree)
+        assert jax.tree.all(jax.tree.map(np.array_equal, found, tree))

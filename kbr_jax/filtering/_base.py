@@ -16,7 +16,7 @@ from .._typing import Array, ArrayLike, Bool, Float, Point, Points, with_numbers
 from ..devices import over_devices
 from ..embedding import Embedding
 from ..rules import AbstractConditional
-from ._sequences import check_lists
+from ._sequences import check_lists, check_marked
 
 
 class FilterOutput(eqx.Module):
@@ -163,7 +163,9 @@ def filter_step(
     observation, control = (
         jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], part) for part in (observation, control)
     )
-    codes, mask = filt.encode(observation, jnp.asarray(observed)[None], "observation")
+    observed = jnp.asarray(observed)[None]
+    check_marked(observation, observed)
+    codes, mask = filt.encode(observation, observed, "observation")
     controls = filt.encode_controls(control, 1)
     return filt.update(state, *take((codes, controls, mask), 0))
 
@@ -237,12 +239,13 @@ def run_filter(
     An observation far from all training observations, with each k(o_i, o) below 2^-52 k(o, o),
     counts as missing, with predictive value 0. NaN does not: mark it in `observed`.
 
-    **Raises:** `ValueError` for observations or inputs of another kind than in training, a mask of
-    another length, and a `state` together with a `prior`.
+    **Raises:** `ValueError` for observations or inputs of another kind than in training, NaN that
+    is not marked (outside `jit`), a mask of another length, and a `state` together with a `prior`.
     """
     if state is not None and prior is not None:
         raise ValueError("Give a `state` to go on from, or a `prior` to start from, not both.")
     many = isinstance(observations, list)
+    check_marked(observations, observed)
     if many and state is not None:
         raise ValueError("Go on from the `state` of each run by a call of its own, without lists.")
     if mesh is not None and not many:

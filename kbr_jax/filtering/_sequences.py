@@ -14,6 +14,7 @@ from .._checks import (
     check_finite,
     check_same_size,
     in_one_precision,
+    is_concrete,
     size,
     take,
     without_padding,
@@ -98,6 +99,29 @@ def _of_trajectories(
         for one, first, name in zip(parts[-1], parts[0], ("states", "observations"), strict=False):
             check_alike(one, f"{name}[{index}]", first, f"{name}[0]")
     return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
+
+
+def check_marked(observations: Any, observed: Any) -> None:
+    """Raise a `ValueError` for NaN that is not marked as missing, where it can be looked at."""
+    if isinstance(observations, list):
+        masks = observed if isinstance(observed, list) else [observed] * len(observations)
+        for part, mask in zip(observations, masks, strict=False):
+            check_marked(part, mask)
+        return
+    for leaf in jax.tree.leaves((observations, observed)):
+        if not is_concrete(leaf):
+            return
+    for leaf in jax.tree.leaves(observations):
+        rows = np.asarray(leaf)
+        if rows.ndim and np.issubdtype(rows.dtype, np.floating):
+            bad = np.isnan(rows).reshape(len(rows), -1).any(axis=1)
+            if observed is not None and np.shape(observed) == bad.shape:
+                bad = bad & np.asarray(observed, bool)
+            if bad.any():
+                raise ValueError(
+                    f"`observations` are NaN at step {int(np.argmax(bad))}: mark missing ones by "
+                    f"False in `observed`."
+                )
 
 
 def check_lists(first: Any, first_name: str, second: Any, second_name: str) -> None:

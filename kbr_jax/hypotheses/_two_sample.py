@@ -10,6 +10,7 @@ from typing import Literal
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.scipy.special import betainc
 from jax.sharding import Mesh
 
@@ -42,6 +43,11 @@ def _checked(x: Points, y: Points) -> tuple[Points, Points, Points]:
     """Two samples, and both in one with the smaller first."""
     x, y = check_finite(as_points(x, "x"), "x"), check_finite(as_points(y, "y"), "y")
     check_alike(y, "y", x, "x")
+    kinds = [jax.tree.map(lambda leaf: np.dtype(leaf.dtype).kind, part) for part in (x, y)]
+    if kinds[0] != kinds[1]:
+        raise ValueError(
+            "`x` and `y` must be of one kind: real numbers, integers or booleans, in each part."
+        )
     if min(size(x), size(y)) < 2:
         raise ValueError("A two-sample test needs at least 2 points in each sample.")
     ordered = (x, y) if size(x) <= size(y) else (y, x)

@@ -10,7 +10,7 @@ import numpy as np
 from .._checks import as_mask, as_points, check_alike, is_concrete, size, take, without_padding
 from .._numerics import safe_sqrt
 from .._typing import Array, ArrayLike, Bool, Float, Points
-from ._base import AbstractKernel, KernelLike, as_kernel, flat
+from ._base import AbstractKernel, FunctionKernel, KernelLike, as_kernel, flat
 from ._families import Delta
 from ._gram import median_heuristic
 from ._parts import TensorProduct
@@ -21,6 +21,8 @@ _POINTS = 1000
 #: Rows of a Gram matrix that are looked at, values that count as 0 or 1, and ratios of scales.
 #: Many coordinates, such as those on principal axes, may differ as much on purpose.
 _ROWS, _TINY, _RATIO, _COLUMNS = 100, 1e-6, 100, 16
+#: Integers of more values, and of more than a fifth of the points, are hardly labels.
+_LABELS = 20
 
 
 def coordinate_scale(
@@ -65,6 +67,7 @@ def default_kernel(x: Points, mask: ArrayLike | None = None) -> AbstractKernel:
     if not hasattr(x, "dtype"):
         raise ValueError("There is no default kernel for trees other than tuples: give a kernel.")
     if not jnp.issubdtype(x.dtype, jnp.floating):
+        _warn_of_amounts(x)
         return Delta()
     if mask is not None:
         return Gaussian(_masked_bandwidth(x, as_mask(mask, size(x), "mask")))
@@ -72,6 +75,18 @@ def default_kernel(x: Points, mask: ArrayLike | None = None) -> AbstractKernel:
     if size(x) < 2:
         return Gaussian(scale)
     return Gaussian(scale * median_heuristic(take(x, _even(size(x), _POINTS)) / scale))
+
+
+def _warn_of_amounts(x: Array) -> None:
+    """Integers of many values may be amounts."""
+    if x.ndim == 1 and x.dtype != bool and is_concrete(x):
+        count = len(np.unique(np.asarray(x)))
+        if count > max(_LABELS, size(x) / 5):
+            warnings.warn(
+                f"Integers of {count} values among {size(x)} points are taken as labels, all "
+                f"unlike each other: give `.astype(float)` if they are amounts.",
+                stacklevel=3,
+            )
 
 
 def _masked_bandwidth(x: Float[Array, "n *d"], mask: Bool[Array, " n"]) -> Float[Array, "*d"]:
@@ -109,6 +124,8 @@ def warn_of_scale(
         for number, (own, part) in enumerate(zip(kernel.kernels, x, strict=True)):
             warn_of_scale(own, part, f"{name}[{number}]")
         return
+    if isinstance(kernel, FunctionKernel):
+        _check_function(kernel, x, name)
     if not isinstance(kernel, AbstractShiftInvariant) or size(x) < 3:
         return
     if not all(map(is_concrete, jax.tree.leaves((kernel, x)))):
@@ -141,6 +158,24 @@ def warn_of_scale(
             f"of each coordinate.",
             stacklevel=3,
         )
+
+
+def _check_function(kernel: FunctionKernel, x: Points, name: str) -> None:
+    """Raise a `ValueError` for a function that is no kernel, where points can be looked at."""
+    if not all(map(is_concrete, jax.tree.leaves((kernel, x)))):
+        return
+    some = take(x, _even(size(x), _ROWS))
+    matrix = np.asarray(kernel.gram(some, some))
+    scale = np.abs(matrix).max() * len(matrix) * np.finfo(matrix.dtype).eps
+    what = None
+    if not np.isfinite(matrix).all():
+        what = "is not finite"
+    elif np.abs(matrix - matrix.T).max() > 8 * scale:
+        what = "is not symmetric: k(x, y) must be k(y, x)"
+    elif np.linalg.eigvalsh(matrix).min() < -8 * scale:
+        what = "is not positive semi-definite: its Gram matrix has negative eigenvalues"
+    if what is not None:
+        raise ValueError(f"The function given as kernel of `{name}` {what}.")
 
 
 def _even(count: int, most: int) -> np.ndarray:

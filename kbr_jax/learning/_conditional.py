@@ -202,7 +202,10 @@ def _report(setting: _Setting, values: dict, x: Points, y: Points) -> Report:
         recovered=float("nan"),
         coverage=held,
         temperature=1.0,
-        notes=("The errors are energy scores of pairs that are left out.", *notes),
+        notes=(
+            "The errors are energy scores of pairs that are left out, in standard deviations of y.",
+            *notes,
+        ),
     )
 
 

@@ -147,7 +147,7 @@ def learn_features(
         num_steps=steps,
         positive=lambda p: p.regularizer,
         validation=validation,
-        validate_every=EVERY,
+        validate_every=min(EVERY, max(1, steps - 1)),
         key=key,
         progress=progress,
         checkpoint=checkpoint,

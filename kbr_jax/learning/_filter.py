@@ -173,10 +173,11 @@ def learn_filter(
     settings = [
         Setting(scale, distance, own, other, decode, name, lost, chosen) for name in estimators
     ]
-    if own is not None:
-        fixed["bandwidth_states"] = jnp.ones(())
-    if other is not None:
-        fixed["bandwidth_observations"] = jnp.ones(())
+    for kernel, name in ((own, "states"), (other, "observations")):
+        if kernel is not None and f"bandwidth_{name}" in fixed:
+            raise ValueError(f"Give `kernel_{name}` or `bandwidth_{name}`, not both.")
+        if kernel is not None:
+            fixed[f"bandwidth_{name}"] = jnp.ones(())
     # A move of one step should not always stay within a bandwidth.
     moves = errors_of(triple[0][None] / scale, triple[2][None] / scale)
     step = max(float(jnp.median(moves)) / 3, 1e-3)

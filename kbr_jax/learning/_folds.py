@@ -98,7 +98,9 @@ def spread(total: int, count: int) -> np.ndarray:
 
 def distances(first: Any, second: Any) -> np.ndarray:
     """Euclidean distances of rows of any shape."""
-    a, b = (np.asarray(rows).reshape(len(rows), -1) for rows in (first, second))
+    a, b = (np.asarray(rows, float).reshape(len(rows), -1) for rows in (first, second))
+    center = b.mean(0)  # far from the origin the squares would cancel
+    a, b = a - center, b - center
     squares = (a**2).sum(1)[:, None] + (b**2).sum(1) - 2 * a @ b.T
     return np.sqrt(np.maximum(squares, 0))
 

@@ -207,5 +207,8 @@ def _report(
         recovered=float("nan"),
         coverage=held,
         temperature=1.0,
-        notes=("The errors are energy scores of pairs that are left out.", *notes),
+        notes=(
+            "The errors are energy scores of pairs that are left out, in standard deviations of y.",
+            *notes,
+        ),
     )

@@ -137,6 +137,10 @@ def regressions(folds: Any, decode: Callable[[Embedding], Any] | None) -> dict[s
 
 
 def _decoded(beliefs: Embedding, decode: Callable[[Embedding], Any] | None) -> Array:
+    """Estimates; what the weights lack to the sum 1 is on all points alike."""
+    missing = 1 - jnp.sum(beliefs.weights, axis=-1, keepdims=True)
+    weights = beliefs.weights + missing / beliefs.weights.shape[-1]
+    beliefs = Embedding(beliefs.kernel, beliefs.points, weights)
     if decode is not None:
         return jax.vmap(lambda w: decode(Embedding(beliefs.kernel, beliefs.points, w)))(
             beliefs.weights
@@ -146,6 +150,7 @@ def _decoded(beliefs: Embedding, decode: Callable[[Embedding], Any] | None) -> A
 
 def _choose_regression(x: Array, y: Points) -> tuple[AbstractKernel, float]:
     rows = y.reshape(y.shape[0], -1)
+    rows = rows - jnp.mean(rows, axis=0)
     distance = median_heuristic(x)
 
     few = spread(len(rows), CHOOSING)

@@ -117,12 +117,21 @@ def plot_intervals(
     if median.size != count:
         raise ValueError("Intervals need one number for each point: give a `function`.")
     x = np.arange(count) if times is None else numbers(times, count, "times")
+    # A band needs two steps: one between missing ones gets a bar.
+    middle = median.reshape(-1)
+    known = np.pad(np.isfinite(middle), 1)
+    alone = known[1:-1] & ~known[:-2] & ~known[2:]
     for level in sorted(levels, reverse=True):
         low, high = (np.asarray(e).reshape(-1) for e in credible_interval(beliefs, level, *more))
         axis.fill_between(x, low, high, color=BLUE, alpha=0.25, lw=0, label=f"{level:.0%}")
-    axis.plot(x, median.reshape(-1), color=BLUE, lw=1.5, label="median")
+        axis.vlines(x[alone], low[alone], high[alone], color=BLUE, alpha=0.25, lw=6)
+    axis.plot(x, middle, color=BLUE, lw=1.5, label="median")
+    axis.plot(x[alone], middle[alone], ".", color=BLUE)
     if truth is not None:
-        axis.plot(x, numbers(truth, count, "truth"), color="black", lw=1.2, label="truth")
+        mark = "o" if count == 1 else None
+        true = numbers(truth, count, "truth")
+        axis.plot(x, true, color="black", lw=1.2, label="truth", marker=mark)
     axis.legend(frameon=False)
-    axis.set(xlabel="time", xlim=(x[0], x[-1]))
+    aside = 0.5 if count == 1 else 0.0
+    axis.set(xlabel="time", xlim=(x[0] - aside, x[-1] + aside))
     return axis

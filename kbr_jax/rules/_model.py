@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from .._checks import (
@@ -64,9 +65,9 @@ class Clipping(eqx.Module):
 
     def __check_init__(self):
         tau = self.truncation
-        if not self.clip and is_concrete(tau) and float(tau) > 0:
+        if not self.clip and is_concrete(tau) and np.any(np.asarray(tau) > 0):
             raise ValueError(
-                f"`truncation` = {float(tau):.3g} acts on non-negative weights: set `clip=True`, "
+                f"`truncation` = {np.asarray(tau)} acts on non-negative weights: set `clip=True`, "
                 "or `truncation=0`."
             )
 

@@ -38,9 +38,11 @@ def calibrate(beliefs: Embedding, points: Points) -> Float[Array, ""]:
         return jnp.sum((found - jnp.asarray(LEVELS)) ** 2)
 
     errors = lax.map(error, temperatures)
+    errors = jnp.where(jnp.isnan(errors), jnp.inf, errors)
     # Of equally good ones the nearest to 1.
-    near = jnp.abs(jnp.log(temperatures))
-    return temperatures[jnp.argmin(jnp.where(jnp.isnan(errors), jnp.inf, errors) + 1e-9 * near)]
+    eps = float(jnp.finfo(errors.dtype).eps)
+    best = errors <= jnp.min(errors) * (1 + 4 * eps) + 4 * eps
+    return temperatures[jnp.argmin(jnp.where(best, jnp.abs(jnp.log(temperatures)), jnp.inf))]
 
 
 def coverage(levels: Float[Array, " b"]) -> Float[Array, " u"]:

@@ -6,11 +6,11 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from .._checks import as_count
+from .._checks import as_count, as_float, is_concrete
 from .._lapack import solve
 from .._numerics import matmul
 from .._solves import psd_factor
-from .._typing import Array, ArrayLike, Float, Point, Points
+from .._typing import Array, ArrayLike, Float, Int, Point, Points
 from ..embedding import Embedding
 from ..features import AbstractFeatures, DenseGram, LazyGram
 from ..kernels import AbstractKernel, KernelLike, as_kernel, gram_matvec
@@ -88,6 +88,12 @@ def leave_out_residuals(
     if values is None:
         y = _real_y(model)
         values = y - jnp.tensordot(features.uniform.astype(y.dtype), y, 1)
+    values = as_float(values)
+    if values.ndim == 0 or len(values) != features.size:
+        raise ValueError(
+            f"`values` must hold one value for each of {features.size} pairs, got shape "
+            f"{values.shape}."
+        )
     columns = values.astype(features.dtype).reshape(values.shape[0], -1)
     return _left_out(features, ridge, count)(columns).reshape(values.shape)
 
@@ -108,7 +114,7 @@ def leave_out_forecasts(model: AbstractConditional, index: ArrayLike | None = No
     """
     features, ridge, _ = _leaving_out(model, 1)
     n = features.size
-    rows = jnp.arange(n) if index is None else jnp.asarray(index)
+    rows = jnp.arange(n) if index is None else _as_index(index, n)
     # No n x n matrix: with landmarks n may be large.
     identity = (rows[:, None] == jnp.arange(n)).astype(features.dtype)
     if isinstance(features, DenseGram):
@@ -219,6 +225,14 @@ def _low_rank_errors(
     return jnp.diagonal(
         _solve_blocks(blocks, jnp.swapaxes(left, -1, -2)), axis1=-2, axis2=-1
     ).reshape(-1)
+
+
+def _as_index(index: ArrayLike, n: int) -> Int[Array, " m"]:
+    rows = jnp.asarray(index)
+    known = jnp.issubdtype(rows.dtype, jnp.integer) and rows.ndim == 1
+    if not known or (is_concrete(rows) and not bool(jnp.all((rows >= -n) & (rows < n)))):
+        raise ValueError(f"`index` must be a vector of numbers of {n} pairs, got {index}.")
+    return rows % n
 
 
 def _real_y(model: AbstractConditional) -> Float[Array, "n *d"]:

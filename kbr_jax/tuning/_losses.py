@@ -12,7 +12,15 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from .._checks import as_mask, as_non_negative, as_points, check_alike, check_same_size, size
+from .._checks import (
+    as_mask,
+    as_non_negative,
+    as_points,
+    check_alike,
+    check_same_size,
+    fill,
+    size,
+)
 from .._numerics import matmul, safe_sqrt
 from .._typing import Array, ArrayLike, Float, Points
 from ..embedding import Embedding, embed, squared_mmd
@@ -174,6 +182,7 @@ def filter_loss(
     for one, true, mask in zip(run, states, counted, strict=True):
         true = as_points(true, "states")
         mask = as_mask(mask, size(true), "counted") & (jnp.arange(size(true)) >= burn_in)
+        true = fill(true, mask, jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), true))
         if kernel is None:
             errors = _squared_errors(one, true)
         else:

@@ -268,8 +268,7 @@ class _Decoder:
         for field in dataclasses.fields(kind):
             # A module is frozen. Its values were converted before saving: again, to check them.
             convert = field.metadata.get("converter") if self.checked else None
-            value = fields[field.name] if convert is None else convert(fields[field.name])
-            object.__setattr__(made, field.name, value)
+            object.__setattr__(made, field.name, _converted(convert, fields[field.name]))
         for one in reversed(kind.__mro__) if self.checked else ():
             check = vars(one).get("__check_init__")
             if check is not None:
@@ -290,6 +289,20 @@ class _Decoder:
                 f"{self.library}."
             )
         return found
+
+
+def _converted(convert: Callable | None, value: Any) -> Any:
+    """A field's value as its class takes it.
+
+    Batches of `vmap`, and gradients or moments of an optimizer, hold numbers that a user may not
+    give: they are arrays as they were stored.
+    """
+    try:
+        return value if convert is None else convert(value)
+    except ValueError:
+        if isinstance(value, jax.Array):
+            return value
+        raise
 
 
 def _find(address: str, homes: tuple[str, ...]) -> Any:
