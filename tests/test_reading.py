@@ -356,3 +356,13 @@ def test_the_distribution_function_between_values_that_are_close():
 def test_scores_of_no_distribution(weights):
     belief = kbr.embed(kbr.Gaussian(1.0), jnp.asarray([0.0, 1.0]), jnp.asarray(weights))
     assert np.isnan(kbr.embedding.energy_score(belief, 0.7))
+
+
+def test_margins_of_forecasts_with_atoms_of_their_own():
+    x, y = jnp.linspace(0, 1, 40), jnp.linspace(0, 2, 40) ** 2
+    model = kbr.fit_conditional(kbr.Gaussian(0.3), kbr.Gaussian(0.3), x, y, regularizer=1e-3)
+    common = kbr.condition(model, x)
+    own = jax.vmap(lambda point: kbr.condition(model, point))(x)
+    assert own.points.shape == (40, 40)
+    found, expected = (conformal_margin(held, y, 0.9) for held in (own, common))
+    np.testing.assert_allclose(found, expected, atol=1e-12)

@@ -1,6 +1,7 @@
 """Regions and intervals that hold what they say, and bandwidths, by held-out data."""
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -89,9 +90,10 @@ def conformal_margin(
     new y with at least the probability `level`, whatever the distribution, if the pairs are
     exchangeable.
 
-    **Arguments:** `forecasts`, weights `[b, n]`, on real points; `points` `[b, ...]`, what
-    happened, from data that the model has not seen. With `leave_out_forecasts` the guarantee is not
-    exact; it holds well where one pair changes the model little. `level` between 0 and 1.
+    **Arguments:** `forecasts`, weights `[b, n]`, on real points, or `jax.vmap(forecast)(x)` of a
+    `Forecast`; `points` `[b, ...]`, what happened, from data that the model has not seen. With
+    `leave_out_forecasts` the guarantee is not exact; it holds well where one pair changes the model
+    little. `level` between 0 and 1.
 
     **Returns:** `[*point]`, negative where intervals are too wide, infinite for fewer than
     level / (1 - level) points. Cost that of `quantile`. **Raises:** `ValueError` as
@@ -144,11 +146,21 @@ def adaptive_margins(
 def _excess(forecasts: Embedding, points: Points, level: Float[Array, ""]) -> Float[Array, "b ..."]:
     """By how much points lie outside their intervals; negative inside."""
     points = as_points(points, "points")
+    atoms = jax.tree.leaves(forecasts.points)[0]
+    own = atoms.shape[:2] == forecasts.weights.shape == (size(points), atoms.shape[1])
+    if own and isinstance(points, jax.Array) and atoms.ndim == points.ndim + 1:
+        # What `jax.vmap` of a `Forecast` returns: each forecast has atoms of its own.
+        lower, upper = jax.vmap(lambda one: credible_interval(one, level))(forecasts)
+        return _outside(points, lower, upper)
     check_alike(points, "points", forecasts.points, "forecasts.points")
     if forecasts.weights.ndim != 2 or size(points) != forecasts.weights.shape[0]:
         raise ValueError(
             f"`points` must hold one point for each forecast, weights `[b, n]`; got {size(points)} "
             f"points and weights of shape {forecasts.weights.shape}."
         )
-    lower, upper = credible_interval(forecasts, level)
-    return jnp.maximum(lower - points.astype(lower.dtype), points.astype(lower.dtype) - upper)
+    return _outside(points, *credible_interval(forecasts, level))
+
+
+def _outside(points: Points, lower: Array, upper: Array) -> Float[Array, "b ..."]:
+    points = points.astype(lower.dtype)
+    return jnp.maximum(lower - points, points - upper)
