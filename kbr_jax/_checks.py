@@ -327,8 +327,8 @@ def check_finite(points: Points, name: str) -> Points:
     the host: there all points become NaN, and with them every result.
     """
     message = (
-        f"`{name}` contains NaN or infinity; remove or impute those points. `observed` marks the "
-        "missing observations of a filter, and training sequences may be lists of stretches."
+        f"`{name}` contains NaN or infinity; remove or impute those points (missing observations: "
+        "use a mask where there is one, and lists of stretches to train a filter)."
     )
     finite = _finite(points)
     if is_concrete(finite):

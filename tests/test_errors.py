@@ -103,6 +103,12 @@ def simulate(count=3, **options):
 #: What is called, and what its message must say, in order: the argument, what came, what was
 #: expected.
 CASES = {
+    # Points in place of embeddings.
+    "prior points": (
+        lambda: kbr.bayes_rule(fit(), X, X[0], regularizer=0.1),
+        r"`prior` must be an Embedding, got ArrayImpl: embed a sample by `kbr.embed",
+    ),
+    "mmd of points": (lambda: kbr.mmd(X, X), "`p` must be an Embedding"),
     # Kernels.
     "bandwidth zero": (lambda: kbr.Gaussian(0.0), "`bandwidth` must be positive, got 0"),
     "bandwidth negative": (lambda: kbr.Laplace(-1.0), "`bandwidth` must be positive, got -1"),

@@ -12,6 +12,7 @@ from ._decoding import (
 from ._densities import density, modes, probabilities
 from ._embedding import (
     Embedding,
+    check_embedding,
     check_one_space,
     check_unbatched,
     embed,

@@ -66,8 +66,18 @@ def embed(kernel: KernelLike, points: Points, weights: ArrayLike | None = None) 
     return Embedding(kernel, points, as_weights(weights, size(points), "weights", dtype))
 
 
+def check_embedding(value: Any, name: str) -> None:
+    """Raise a `ValueError` for anything but an embedding, such as its points."""
+    if not isinstance(value, Embedding):
+        raise ValueError(
+            f"`{name}` must be an Embedding, got {type(value).__name__}: embed a sample by "
+            f"`kbr.embed(kernel, points)`."
+        )
+
+
 def check_unbatched(embedding: Embedding, name: str) -> None:
     """One embedding, not a batch of them; else a `ValueError` that names the argument."""
+    check_embedding(embedding, name)
     if embedding.weights.ndim != 1:
         raise ValueError(
             f"`{name}` is a batch of shape {embedding.weights.shape}; use `jax.vmap` over its "
@@ -120,6 +130,8 @@ def inner(p: Embedding, q: Embedding) -> Float[Array, "*batch"]:
 
 def check_one_space(p: Embedding, q: Embedding) -> None:
     """Raise a `ValueError` unless two embeddings may live in one RKHS."""
+    check_embedding(p, "p")
+    check_embedding(q, "q")
     check_alike(q.points, "q.points", p.points, "p.points")
     leaves = [jax.tree.leaves(e.kernel) for e in (p, q)]
     same = jax.tree.structure(p.kernel) == jax.tree.structure(q.kernel)

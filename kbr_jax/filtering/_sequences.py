@@ -113,7 +113,7 @@ def check_marked(observations: Any, observed: Any) -> None:
             return
     for leaf in jax.tree.leaves(observations):
         rows = np.asarray(leaf)
-        if rows.ndim and np.issubdtype(rows.dtype, np.floating):
+        if rows.size and rows.ndim and np.issubdtype(rows.dtype, np.floating):
             bad = np.isnan(rows).reshape(len(rows), -1).any(axis=1)
             if observed is not None and np.shape(observed) == bad.shape:
                 bad = bad & np.asarray(observed, bool)

@@ -124,7 +124,8 @@ def plot_intervals(
     for level in sorted(levels, reverse=True):
         low, high = (np.asarray(e).reshape(-1) for e in credible_interval(beliefs, level, *more))
         axis.fill_between(x, low, high, color=BLUE, alpha=0.25, lw=0, label=f"{level:.0%}")
-        axis.vlines(x[alone], low[alone], high[alone], color=BLUE, alpha=0.25, lw=6)
+        if alone.any():
+            axis.vlines(x[alone], low[alone], high[alone], color=BLUE, alpha=0.25, lw=6)
     axis.plot(x, middle, color=BLUE, lw=1.5, label="median")
     axis.plot(x[alone], middle[alone], ".", color=BLUE)
     if truth is not None:

@@ -31,7 +31,7 @@ from .._checks import (
 from .._numerics import matmul, safe_divide
 from .._solves import AbstractFactor
 from .._typing import Array, ArrayLike, Bool, Float, Int, Points, with_numbers
-from ..embedding import Embedding, JointEmbedding, check_unbatched, normalized
+from ..embedding import Embedding, JointEmbedding, check_embedding, check_unbatched, normalized
 from ..features import AbstractFeatures
 from ..kernels import FeatureMap
 from ..kernels._families import AbstractDotProduct
@@ -67,7 +67,7 @@ class Clipping(eqx.Module):
         tau = self.truncation
         if not self.clip and is_concrete(tau) and np.any(np.asarray(tau) > 0):
             raise ValueError(
-                f"`truncation` = {np.asarray(tau)} acts on non-negative weights: set `clip=True`, "
+                f"`truncation` = {np.max(tau):.3g} acts on non-negative weights: set `clip=True`, "
                 "or `truncation=0`."
             )
 
@@ -313,6 +313,7 @@ class AbstractConditional(AbstractEmission):
 
 def prior_coordinates(features: AbstractFeatures, prior: Embedding) -> Float[Array, "m p"]:
     """Coordinates of each point of a prior in the features of x."""
+    check_embedding(prior, "prior")
     check_alike(prior.points, "prior.points", features.points, "training x")
     features.kernel.check(prior.points, "prior.points")
     return features.coordinates(like(prior.points, features.points))

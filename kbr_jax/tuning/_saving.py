@@ -197,12 +197,8 @@ class _Encoder:
                 'name, `save(path, tree, functions={"name": it})` and '
                 '`load(path, functions={"name": it})`; or take it out.'
             )
-        return {
-            "object": [
-                address,
-                {name: self.encode(getattr(value, name), f"{where}.{name}") for name in names},
-            ]
-        }
+        fields = {name: self.encode(getattr(value, name), f"{where}.{name}") for name in names}
+        return {"object" if _accepted(value) else "batch": [address, fields]}
 
     def _address(self, thing: Any, homes: tuple[str, ...]) -> str | None:
         """`module:name` of a function or class, else None.
@@ -247,6 +243,7 @@ class _Decoder:
             ),
             "structure": lambda: jax.tree.structure(self._unchecked(content)),
             "object": lambda: self._object(*content),
+            "batch": lambda: self._unchecked({"object": content}),
         }
         return kinds[kind]()
 
@@ -268,7 +265,8 @@ class _Decoder:
         for field in dataclasses.fields(kind):
             # A module is frozen. Its values were converted before saving: again, to check them.
             convert = field.metadata.get("converter") if self.checked else None
-            object.__setattr__(made, field.name, _converted(convert, fields[field.name]))
+            value = fields[field.name] if convert is None else convert(fields[field.name])
+            object.__setattr__(made, field.name, value)
         for one in reversed(kind.__mro__) if self.checked else ():
             check = vars(one).get("__check_init__")
             if check is not None:
@@ -291,18 +289,22 @@ class _Decoder:
         return found
 
 
-def _converted(convert: Callable | None, value: Any) -> Any:
-    """A field's value as its class takes it.
+def _accepted(value: Any) -> bool:
+    """Whether a class takes the numbers that an object of it holds.
 
-    Batches of `vmap`, and gradients or moments of an optimizer, hold numbers that a user may not
-    give: they are arrays as they were stored.
+    It does not take those of a batch of `vmap`, of a gradient, or of an optimizer's moments.
     """
+    kind = type(value)
     try:
-        return value if convert is None else convert(value)
-    except ValueError:
-        if isinstance(value, jax.Array):
-            return value
-        raise
+        for field in () if issubclass(kind, tuple) else dataclasses.fields(kind):
+            if (convert := field.metadata.get("converter")) is not None:
+                convert(getattr(value, field.name))
+        for one in kind.__mro__:
+            if (check := vars(one).get("__check_init__")) is not None:
+                check(value)
+    except (ValueError, TypeError):
+        return False
+    return True
 
 
 def _find(address: str, homes: tuple[str, ...]) -> Any:

@@ -15,7 +15,7 @@ import numpy as np
 import optax
 from jax import lax
 
-from .._checks import as_count, is_concrete
+from .._checks import as_count, is_concrete, is_float
 from .._typing import Array, Bool, Float, Int, PRNGKeyArray, with_numbers
 from ._checkpoint import check_course, read_checkpoint, write_checkpoint
 from ._progress import progress_bar
@@ -326,7 +326,7 @@ def as_problem(
     initial = jax.tree.map(
         lambda leaf: jnp.asarray(leaf) if isinstance(leaf, (float, np.ndarray)) else leaf, initial
     )
-    tuned, fixed = eqx.partition(initial, eqx.is_inexact_array)
+    tuned, fixed = eqx.partition(initial, lambda leaf: eqx.is_array(leaf) and is_float(leaf))
     leaves, treedef = jax.tree.flatten(tuned)
     # Weak types would turn strong after the first step, and compile everything twice.
     leaves = [leaf.astype(leaf.dtype) for leaf in leaves]
