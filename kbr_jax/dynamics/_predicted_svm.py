@@ -190,7 +190,7 @@ def _squared_hinge(coordinates: Float[Array, "n r"], y, scale, intercept: bool):
     # margin.
     ridge = jnp.ones_like(free)
     if intercept:
-        ridge = ridge.at[-1].set(1e-6 * jnp.minimum(jnp.sum(scale), 1))
+        ridge = ridge.at[-1].set(1e-6 * lax.stop_gradient(jnp.minimum(jnp.sum(scale), 1)))
 
     def minimum(coordinates, y, scale, inside):
         s = jnp.where(inside, 2 * scale, 0)

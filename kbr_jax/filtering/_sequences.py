@@ -102,7 +102,7 @@ def _of_trajectories(
 
 
 def check_marked(observations: Any, observed: Any) -> None:
-    """Raise a `ValueError` for NaN that is not marked as missing, where it can be looked at."""
+    """Raise a `ValueError` for NaN that is not marked as missing (outside `jit`)."""
     if isinstance(observations, list):
         masks = observed if isinstance(observed, list) else [observed] * len(observations)
         for part, mask in zip(observations, masks, strict=False):

@@ -326,7 +326,8 @@ def as_problem(
     initial = jax.tree.map(
         lambda leaf: jnp.asarray(leaf) if isinstance(leaf, (float, np.ndarray)) else leaf, initial
     )
-    tuned, fixed = eqx.partition(initial, lambda leaf: eqx.is_array(leaf) and is_float(leaf))
+    real = jax.tree.map(lambda leaf: eqx.is_inexact_array(leaf) and is_float(leaf), initial)
+    tuned, fixed = eqx.partition(initial, real)
     leaves, treedef = jax.tree.flatten(tuned)
     # Weak types would turn strong after the first step, and compile everything twice.
     leaves = [leaf.astype(leaf.dtype) for leaf in leaves]
