@@ -265,13 +265,12 @@ def test_continuous_herding_of_what_is_no_belief():
         kbr.herding.herd_continuous(line, num_points=2, lower=1.0, upper=-1.0)
 
 
-@pytest.mark.parametrize("kernel", [kbr.Laplace, kbr.Gaussian, kbr.Matern12])
-def test_gradients_through_newton_steps_are_finite(kernel):
+def test_gradients_through_newton_steps_are_finite():
     points = jnp.asarray([[0.0, 0.0], [1.0, 1.0], [0.0, 0.0]])
 
     def loss(h):
         found = kbr.herding.herd_continuous(
-            kbr.embed(kernel(h), points), num_points=2, num_steps=5, num_starts=2
+            kbr.embed(kbr.Laplace(h), points), num_points=2, num_steps=5, num_starts=2
         )
         return found.objective[-1]
 

@@ -153,6 +153,9 @@ def learn_filter(
         check_estimator(estimator, Clipping(), *estimators)
         estimators = (estimator,)
     fixed = _checked_values(fixed)
+    for kernel, name in ((kernel_states, "states"), (kernel_observations, "observations")):
+        if kernel is not None and f"bandwidth_{name}" in fixed:
+            raise ValueError(f"Give `kernel_{name}` or `bandwidth_{name}`, not both.")
     triple = _checked(states, observations)
     total = size(triple[0])
     scale, chosen = coordinate_scale(triple[0]), None
@@ -173,11 +176,10 @@ def learn_filter(
     settings = [
         Setting(scale, distance, own, other, decode, name, lost, chosen) for name in estimators
     ]
-    for kernel, name in ((own, "states"), (other, "observations")):
-        if kernel is not None and f"bandwidth_{name}" in fixed:
-            raise ValueError(f"Give `kernel_{name}` or `bandwidth_{name}`, not both.")
-        if kernel is not None:
-            fixed[f"bandwidth_{name}"] = jnp.ones(())
+    if own is not None:
+        fixed["bandwidth_states"] = jnp.ones(())
+    if other is not None:
+        fixed["bandwidth_observations"] = jnp.ones(())
     # A move of one step should not always stay within a bandwidth.
     moves = errors_of(triple[0][None] / scale, triple[2][None] / scale)
     step = max(float(jnp.median(moves)) / 3, 1e-3)
