@@ -10,7 +10,6 @@ from typing import Literal
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.scipy.special import betainc
 from jax.sharding import Mesh
 
@@ -21,6 +20,7 @@ from .._checks import (
     check_finite,
     check_memory,
     check_same_size,
+    is_float,
     size,
     take,
 )
@@ -43,7 +43,7 @@ def _checked(x: Points, y: Points) -> tuple[Points, Points, Points]:
     """Two samples, and both in one with the smaller first."""
     x, y = check_finite(as_points(x, "x"), "x"), check_finite(as_points(y, "y"), "y")
     check_alike(y, "y", x, "x")
-    kinds = [jax.tree.map(lambda leaf: np.dtype(leaf.dtype).kind, part) for part in (x, y)]
+    kinds = [[_kind(leaf) for leaf in jax.tree.leaves(part)] for part in (x, y)]
     if kinds[0] != kinds[1]:
         raise ValueError(
             "`x` and `y` must be of one kind: real numbers, integers or booleans, in each part."
@@ -52,6 +52,12 @@ def _checked(x: Points, y: Points) -> tuple[Points, Points, Points]:
         raise ValueError("A two-sample test needs at least 2 points in each sample.")
     ordered = (x, y) if size(x) <= size(y) else (y, x)
     return x, y, jax.tree.map(lambda a, b: jnp.concatenate([a, b]), *ordered)
+
+
+def _kind(leaf: Array) -> str:
+    if is_float(leaf):
+        return "real"
+    return "boolean" if leaf.dtype == bool else "integer"
 
 
 def two_sample_test(
