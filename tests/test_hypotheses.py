@@ -430,3 +430,16 @@ def test_landmarks_do_not_know_which_sample_a_point_is_of():
 def test_samples_of_two_kinds(y):
     with pytest.raises(ValueError, match="`x` and `y` must be of one kind"):
         kbr.hypotheses.two_sample_test(None, jnp.arange(9.0), jnp.asarray(y), key=jax.random.key(0))
+
+
+def test_so_few_points_that_nothing_can_be_rejected():
+    """A list of two columns of numbers is two rows: the answer was a plain p = 1."""
+    table = [[1.0, 5.0, 2.0], [3.0, 2.0, 6.0]]
+    with pytest.warns(UserWarning, match=r"With 2 pairs no p-value is below 0.5. Rows of a table"):
+        kbr.hypotheses.independence_test(
+            None, None, jnp.asarray(table), jnp.asarray(table), key=jax.random.key(0)
+        )
+    with pytest.warns(UserWarning, match="With 2 and 3 points no p-value is below 0.1"):
+        kbr.hypotheses.two_sample_test(
+            None, jnp.arange(2.0), jnp.arange(3.0), key=jax.random.key(0)
+        )

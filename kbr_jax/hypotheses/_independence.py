@@ -1,6 +1,7 @@
 r"""Tests of independence with the Hilbert-Schmidt independence criterion."""
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +18,15 @@ from .._typing import Array, Float, Points, PRNGKeyArray
 from ..features import FeatureChoice
 from ..kernels import AbstractKernel, KernelLike
 from ._collections import feature_matrices, for_each, fused, kernels_of
-from ._results import TestResult, centered, from_null, interval_of, relevant, simulate
+from ._results import (
+    TestResult,
+    centered,
+    from_null,
+    interval_of,
+    relevant,
+    simulate,
+    warn_if_hopeless,
+)
 
 #: Bandwidths of a default family. Power at n = 200 with 5 and with 10 (200 data sets each): weak
 #: line .69, .65; sine of frequency 2 .87, .92, of 4 .26, .26; heavy tails .62, .64. With Laplace
@@ -89,6 +98,8 @@ def independence_test(
         raise ValueError("An independence test needs at least 2 pairs.")
     if not isinstance(dependent, (bool, np.bool_)):
         raise ValueError(f"`dependent` must be True or False, got {dependent!r}.")
+    if not dependent:
+        warn_if_hopeless(math.factorial(min(n, 9)), f"{n} pairs")
     draw_key, *keys = jax.random.split(key, 3)
     sides = (kernel_x, x, "x", keys[0]), (kernel_y, y, "y", keys[1])
     kernels = tuple(kernels_of(k, points, name, _BANDWIDTHS, key) for k, points, name, key in sides)

@@ -1,5 +1,6 @@
 """What a test returns, and how simulated null distributions become p-values."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -144,6 +145,16 @@ def of_residuals(
 def rounding(magnitude: Float[Array, "*s"]) -> Float[Array, "*s"]:
     """The error by rounding of a sum whose terms have absolute sum `magnitude`."""
     return 16 * jnp.finfo(magnitude.dtype).eps * magnitude
+
+
+def warn_if_hopeless(orders: int, sizes: str) -> None:
+    """Warn where so few orders of the points exist that no p-value is below .05."""
+    if orders < 20:
+        warnings.warn(
+            f"With {sizes} no p-value is below {1 / orders:.2g}. Rows of a table are points; its "
+            f"columns are a tuple of arrays.",
+            stacklevel=3,
+        )
 
 
 def from_null(

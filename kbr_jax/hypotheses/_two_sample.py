@@ -29,7 +29,7 @@ from .._typing import Array, Float, Points, PRNGKeyArray
 from ..features import FeatureChoice
 from ..kernels import AbstractKernel, KernelLike, kernel_for, warn_of_scale
 from ._collections import feature_matrices, for_each, fused, kernels_of
-from ._results import TestResult, from_null, rounding, simulate
+from ._results import TestResult, from_null, rounding, simulate, warn_if_hopeless
 from ._series import block_length
 from ._splits import by_features, by_gram
 
@@ -132,6 +132,9 @@ def two_sample_test(
     length = block_length(dependent, x, y)
     x, y = (take(points, slice(size(points) // length * length)) for points in (x, y))
     x, y, pooled = _checked(x, y)
+    if null == "permutation" and length == 1:
+        few = min(size(x), size(y), 9), min(max(size(x), size(y)), 20)
+        warn_if_hopeless(math.comb(sum(few), few[0]), f"{size(x)} and {size(y)} points")
     draw_key, kernel_key = jax.random.split(key)
     kernels = kernels_of(kernel, pooled, "x and y", _BANDWIDTHS, kernel_key)
     draws = as_count(num_permutations, "num_permutations")
