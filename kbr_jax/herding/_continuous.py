@@ -76,8 +76,8 @@ def herd_continuous(
     embedding = Embedding(embedding.kernel, *in_one_precision(points, embedding.weights))
     dtype = embedding.points.dtype
     rate = as_positive(learning_rate, "learning_rate", scalar=True).astype(dtype)
-    low = _bound(-jnp.inf if lower is None else lower, "lower", points)
-    high = _bound(jnp.inf if upper is None else upper, "upper", points)
+    low = _bound(-jnp.inf if lower is None else lower, "lower", embedding.points)
+    high = _bound(jnp.inf if upper is None else upper, "upper", embedding.points)
     if is_concrete(low) and is_concrete(high) and not bool(jnp.all(low <= high)):
         raise ValueError(f"`lower` must not be above `upper`, got {lower} and {upper}.")
     starts = jnp.clip(jnp.asarray(starts, dtype), low, high)
