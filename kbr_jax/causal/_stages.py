@@ -196,7 +196,7 @@ def cross_fitted(
 
 
 def folds_of(known: Bool[Array, " n"], count: int) -> Int[Array, " n"]:
-    """Folds of every `count`-th unit, among those that are no padding."""
+    """Folds of every `count`-th unit, among those that are not padding."""
     return (jnp.cumsum(known) - 1) % count
 
 

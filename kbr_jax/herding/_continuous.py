@@ -60,7 +60,7 @@ def herd_continuous(
     weights. Cost O(m num_starts steps (n + m) d), in one compiled scan.
 
     **Raises:** `ValueError` for a batch, NaN, points that are not one real array, starts of another
-    kind, or bounds that are no box.
+    kind, and bounds of another shape or order.
     """
     check_unbatched(embedding, "embedding")
     points = embedding.points

@@ -161,7 +161,7 @@ def warn_of_scale(
 
 
 def _check_function(kernel: FunctionKernel, x: Points, name: str) -> None:
-    """Raise a `ValueError` for a function that is no kernel (outside `jit`)."""
+    """Raise a `ValueError` for a function that is not a kernel (outside `jit`)."""
     if not all(map(is_concrete, jax.tree.leaves((kernel, x)))):
         return
     some = take(x, _even(size(x), _ROWS))
