@@ -366,3 +366,26 @@ def test_a_validation_that_is_never_finite(many):
 def test_the_bandwidth_of_no_forecast_is_unknown():
     nothing = kbr.embed(kbr.Gaussian(1.0), jnp.arange(4.0), jnp.zeros((2, 4)))
     assert np.isnan(kbr.tuning.fit_bandwidth(nothing, jnp.arange(2.0)))
+
+
+def test_a_checkpoint_is_of_one_rhythm_and_not_longer_than_the_run(tmp_path):
+    path = tmp_path / "run"
+
+    def run(steps, every):
+        return kbr.tune(
+            lambda p: (p - 2.0) ** 2,
+            0.0,
+            optax.adam(0.1),
+            num_steps=steps,
+            checkpoint=path,
+            validation=lambda p: p**2,
+            validate_every=every,
+            progress=False,
+        )
+
+    run(20, 10)
+    with pytest.raises(ValueError, match="is of another run"):
+        run(30, 3)
+    with pytest.raises(ValueError, match="has 20 steps, more than `num_steps` = 10"):
+        run(10, 10)
+    assert len(run(30, 10).history.loss) == 30

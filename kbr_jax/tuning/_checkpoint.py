@@ -10,21 +10,29 @@ import jax.numpy as jnp
 from .._typing import Array
 from ._saving import load, save
 
+#: What a checkpoint holds.
+_NAMES = {"initial", "key", "every", "done", "state", "parts"}
 
-def write_checkpoint(path, free: list[Array], done: int, state: Any, parts: list, key) -> None:
+
+def write_checkpoint(
+    path, free: list[Array], done: int, state: Any, parts: list, key, every: int
+) -> None:
     """Write what `read_checkpoint` needs to go on."""
     # Leaves and their names: the optimizer's state holds the user's classes, which a file cannot
     # name.
     leaves = dict(_named_leaves(state))
-    save(path, {"initial": free, "key": key, "done": done, "state": leaves, "parts": parts})
+    content = {"initial": free, "key": key, "every": every, "done": done, "state": leaves}
+    save(path, {**content, "parts": parts})
 
 
-def read_checkpoint(path, free: list[Array], state: Any, key) -> tuple[int, Any, list] | None:
+def read_checkpoint(
+    path, free: list[Array], state: Any, key, every: int, num_steps: int
+) -> tuple[int, Any, list] | None:
     """What a checkpoint holds, if there is one; it must be of a run that began in the same way."""
     if not pathlib.Path(path).exists():
         return None
     found = load(path)
-    same = isinstance(found, dict) and set(found) == {"initial", "key", "done", "state", "parts"}
+    same = isinstance(found, dict) and set(found) == _NAMES and found["every"] == every
     same = (
         same
         and isinstance(found["state"], dict)
@@ -44,6 +52,11 @@ def read_checkpoint(path, free: list[Array], state: Any, key) -> tuple[int, Any,
             f"The checkpoint {os.fspath(path)!r} is of another run: other initial parameters, "
             f"optimizer, key or options. Remove "
             "it, or give this run a file of its own."
+        )
+    if found["done"] > num_steps:
+        raise ValueError(
+            f"The checkpoint {os.fspath(path)!r} has {found['done']} steps, more than `num_steps` "
+            f"= {num_steps}."
         )
     state = jax.tree.unflatten(
         jax.tree.structure(state), [found["state"][name] for name, _ in _named_leaves(state)]

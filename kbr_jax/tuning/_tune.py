@@ -233,7 +233,7 @@ def tune(
 
     **Raises:** `ValueError` if nothing can be tuned, `positive` returns anything but leaves of its
     argument, a positive parameter is not, the loss is not finite at `initial`, the validation is
-    finite nowhere, or the checkpoint is of another run.
+    finite nowhere, or the checkpoint is of another run or of more steps.
 
     **Example:**
 
@@ -246,7 +246,8 @@ def tune(
     num_steps = as_count(num_steps, "num_steps")
     problem, free = as_problem(loss, initial, optimizer, positive, validation, validate_every)
     state = problem.start(free)
-    resumed = None if checkpoint is None else read_checkpoint(checkpoint, free, state, key)
+    told = problem.every, num_steps
+    resumed = None if checkpoint is None else read_checkpoint(checkpoint, free, state, key, *told)
     done, start, parts = (0, state, []) if resumed is None else resumed
     if done:
         first = jnp.asarray(0), jnp.asarray(min(done, _COMPARED))
@@ -273,7 +274,7 @@ def tune(
                 bar.show(_summary(problem, state, parts))
             if checkpoint is not None and done >= min(num_steps, saved + _CHECKPOINT_STEPS):
                 saved = done
-                write_checkpoint(checkpoint, free, done, state, parts, key)
+                write_checkpoint(checkpoint, free, done, state, parts, key, problem.every)
     check_validated(problem, state.value)
     _warn_of_constants(problem, state, initial)
     history = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
