@@ -765,3 +765,11 @@ def test_a_list_of_arrays_is_neither_rows_nor_parts():
     with pytest.raises(ValueError, match="`points` is a list of arrays"):
         kbr.embed(None, rows)
     assert len(kbr.embed(None, tuple(rows)).points) == 2
+
+
+def test_a_function_of_half_precision_is_looked_at_too():
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(8, 2)), jnp.bfloat16)
+    with pytest.raises(ValueError, match="not positive semi-definite"):
+        kbr.fit_conditional(
+            lambda a, b: -jnp.sum((a - b) ** 2), kbr.Gaussian(1.0), x, x, regularizer=1e-1
+        )

@@ -165,8 +165,9 @@ def _check_function(kernel: FunctionKernel, x: Points, name: str) -> None:
     if not all(map(is_concrete, jax.tree.leaves((kernel, x)))):
         return
     some = take(x, _even(size(x), _ROWS))
-    matrix = np.asarray(kernel.gram(some, some))
-    scale = np.abs(matrix).max() * len(matrix) * np.finfo(matrix.dtype).eps
+    values = kernel.gram(some, some)
+    matrix = np.asarray(values, float)
+    scale = np.abs(matrix).max() * len(matrix) * float(jnp.finfo(values.dtype).eps)
     what = None
     if not np.isfinite(matrix).all():
         what = "is not finite"
