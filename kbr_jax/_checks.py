@@ -13,6 +13,7 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
+from ._numerics import one_program
 from ._typing import Array, ArrayLike, Bool, Float, Points
 
 
@@ -96,6 +97,13 @@ def size(points: Points) -> int:
 
 def take(points: Points, index: Array | np.ndarray | slice | int) -> Points:
     """The points at `index`, from every leaf."""
+    if isinstance(index, (int, slice)):
+        return jax.tree.map(lambda leaf: leaf[index], points)
+    return _gathered(points, index)
+
+
+@one_program
+def _gathered(points: Points, index: ArrayLike) -> Points:
     return jax.tree.map(lambda leaf: leaf[index], points)
 
 
@@ -298,6 +306,7 @@ def as_mask(mask: ArrayLike | None, n: int | tuple[int, ...], name: str) -> Bool
     return mask
 
 
+@one_program
 def fill(points: Points, mask: Bool[Array, " n"], like: Points) -> Points:
     """The points where the mask is True, and one point `like` of their domain elsewhere: what stood
     there, NaN included, reaches neither value nor gradient.

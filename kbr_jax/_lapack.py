@@ -1,5 +1,6 @@
 """All calls of LAPACK. No other module makes one."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -7,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ._numerics import matmul, safe_divide
+from ._numerics import matmul, one_program, safe_divide
 from ._typing import Array, Float, Inexact
 
 
@@ -113,6 +114,7 @@ def _(primals, tangents):
     return lower, matmul(lower, part * inner)
 
 
+@functools.partial(one_program, static_argnames="transpose")
 def triangular_solve(
     lower: Float[Array, "*b n n"], b: Float[Array, "*b n k"], *, transpose: bool = False
 ) -> Float[Array, "*b n k"]:
@@ -130,6 +132,7 @@ def triangular_solve(
     return _vectorized(one, "(n,n),(n,k)->(n,k)")(lower, b)
 
 
+@one_program
 def solve(
     matrix: Inexact[Array, "*b n n"], b: Inexact[Array, "*b n k"]
 ) -> Inexact[Array, "*b n k"]:
@@ -148,6 +151,7 @@ def solve(
 
 
 @jax.custom_jvp
+@one_program
 def eigh(matrix: Float[Array, "n n"]) -> tuple[Float[Array, " n"], Float[Array, "n n"]]:
     """Ascending eigenvalues and eigenvectors of a symmetric matrix; cost O(n^3).
 
@@ -166,6 +170,7 @@ def _(primals, tangents):
 
 
 @jax.custom_jvp
+@one_program
 def pseudo_inverse(
     matrix: Float[Array, "n n"], cutoff: Float[Array, ""] | float
 ) -> Float[Array, "n n"]:

@@ -4,6 +4,8 @@ Safe roots, exponentials, squared distances.
 """
 
 import math
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,11 +22,23 @@ HIGHEST = lax.Precision.HIGHEST
 _DIRECT_DIMENSIONS = 16
 
 
+_Function = TypeVar("_Function", bound=Callable)
+
+
+def one_program(function: _Function, **options: Any) -> _Function:
+    """Compile a function once where it is called outside of `jit`, not each operation.
+
+    Inside of `jit` it leaves no trace.
+    """
+    return jax.jit(function, inline=True, **options)  # pyright: ignore[reportReturnType]
+
+
 def matmul(a: Inexact[Array, "..."], b: Inexact[Array, "..."]) -> Inexact[Array, "..."]:
     """`a @ b` at the highest precision of the device."""
     return jnp.matmul(a, b, precision=HIGHEST)
 
 
+@one_program
 def safe_sqrt(x: Float[Array, "*s"]) -> Float[Array, "*s"]:
     """Square root of `max(x, 0)` whose gradient is 0, not infinite or NaN, wherever `x <= 0`.
 
@@ -34,6 +48,7 @@ def safe_sqrt(x: Float[Array, "*s"]) -> Float[Array, "*s"]:
     return jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, x)))
 
 
+@one_program
 def safe_divide(a: Float[Array, "*s"], b: Float[Array, "*t"]) -> Float[Array, "..."]:
     """`a / b`, with value and gradient 0 wherever `b == 0`."""
     zero = b == 0
@@ -57,6 +72,7 @@ def _exp_by_polynomial(x: Float[Array, "*s"]) -> Float[Array, "*s"]:
 
 
 @jax.custom_jvp
+@one_program
 def exp(x: Float[Array, "*s"]) -> Float[Array, "*s"]:
     """`exp(x)`.
 

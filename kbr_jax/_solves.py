@@ -241,6 +241,7 @@ def psd_solve(
     return psd_factor(matrix, shift).solve(b)
 
 
+@jax.jit
 def resolvent(
     matrix: Float[Array, "n n"], squared_shift: Float[Array, ""], b: Float[Array, "n *k"]
 ) -> tuple[Float[Array, "n *k"], Float[Array, "n *k"]]:

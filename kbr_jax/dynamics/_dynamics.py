@@ -166,6 +166,7 @@ def _intervals(times: ArrayLike | None, count: int, form: str) -> Float[Array, "
     return as_positive(jnp.diff(times), "steps of times")
 
 
+@jax.jit
 def coefficient_matrix(
     gram: Float[Array, "T T"],
     gammas: Float[Array, " t"],

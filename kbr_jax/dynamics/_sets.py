@@ -214,6 +214,13 @@ def sampling_noise(
         index = jnp.arange(weights.shape[0])
         squared_norms = _products(kernel, sets, sets, (index, index), 1)
     own = jax.vmap(kernel.diagonal)(sets.points).astype(weights.dtype)
+    return _noise(weights, own, squared_norms)
+
+
+@jax.jit
+def _noise(
+    weights: Float[Array, "T n"], own: Float[Array, "T n"], squared_norms: Float[Array, " T"]
+) -> Float[Array, " T"]:
     mass = jnp.sum(weights, axis=-1)
     whole = mass != 0
     spread = jnp.where(whole, jnp.sum(weights**2, axis=-1) / jnp.where(whole, mass, 1) ** 2, 1)

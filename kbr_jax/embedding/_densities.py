@@ -33,7 +33,11 @@ def probabilities(embedding: Embedding) -> Float[Array, "*b n"]:
     **Returns:** `[..., n]`; NaN where the weights cannot be a distribution, as `quantile`. Cost
     O(n log n) for each embedding.
     """
-    weights = embedding.weights
+    return _projected(embedding.weights)
+
+
+@jax.jit
+def _projected(weights: Float[Array, "*b n"]) -> Float[Array, "*b n"]:
     shares = normalized(weights)
     ordered = -jnp.sort(-shares, axis=-1)
     excess = jnp.cumsum(ordered, axis=-1) - 1
@@ -192,8 +196,14 @@ def bandwidths(
 ) -> Float[Array, "k d"]:
     """The bandwidths h of `density`, one row for each of the embeddings."""
     factor = as_positive(bandwidth, "bandwidth", scalar=True).astype(shares.dtype)
+    return _bandwidths(real_rows(embedding.points, shares.dtype), shares, factor)
+
+
+@jax.jit
+def _bandwidths(
+    atoms: Float[Array, "n d"], shares: Float[Array, "*b n"], factor: Float[Array, ""]
+) -> Float[Array, "k d"]:
     shares = shares.reshape(-1, shares.shape[-1])
-    atoms = real_rows(embedding.points, shares.dtype)
     centered = atoms - jnp.mean(atoms, axis=0)
     variance = matmul(shares, centered**2) - matmul(shares, centered) ** 2
     effective = 1 / jnp.sum(shares**2, axis=1, keepdims=True)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._checks import as_batch, as_points, as_weights, check_alike, check_finite, is_concrete, size
-from .._numerics import HIGHEST, matmul, safe_sqrt
+from .._numerics import HIGHEST, matmul, one_program, safe_sqrt
 from .._typing import Array, ArrayLike, Float, Point, PointFunction, Points, with_numbers
 from ..kernels import AbstractKernel, KernelLike, gram_matvec, kernel_for
 
@@ -121,6 +121,11 @@ def inner(p: Embedding, q: Embedding) -> Float[Array, "*batch"]:
     kinds, and for kernels that differ, where their parameters can be read.
     """
     check_one_space(p, q)
+    return _inner(p, q)
+
+
+@eqx.filter_jit
+def _inner(p: Embedding, q: Embedding) -> Float[Array, "*batch"]:
     if q.weights.ndim > p.weights.ndim:
         p, q = q, p
     columns = q.weights.reshape(-1, q.weights.shape[-1]).T
@@ -200,11 +205,13 @@ def normalize(embedding: Embedding) -> tuple[Embedding, Float[Array, "*batch"]]:
     return Embedding(embedding.kernel, embedding.points, normalized(embedding.weights)), mass
 
 
+@one_program
 def normalized(weights: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
     """Weights divided by their sum, guarded as `normalize` says."""
     return weights / guarded_sum(weights)[..., None]
 
 
+@one_program
 def guarded_sum(weights: Float[Array, "*batch n"]) -> Float[Array, "*batch"]:
     """The sum of weights, kept away from 0 as `normalize` says."""
     mass, size_ = jnp.sum(weights, axis=-1), jnp.sum(jnp.abs(weights), axis=-1)

@@ -1,11 +1,15 @@
 r"""Quantiles and distribution functions, from weights of any sign."""
 
+import functools
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from .._checks import as_points, is_concrete
+from .._numerics import one_program
 from .._typing import Array, ArrayLike, Bool, Float, Point, PointFunction
 from ._embedding import Embedding, normalized
 
@@ -56,10 +60,7 @@ def quantile(
             f"`probabilities` must be a number in [0, 1], or a vector of them; got {probabilities}."
         )
     values, weights = real_values(embedding, function), embedding.weights
-    rows, shares = flat(values, weights)
-    found = jax.vmap(lambda column: _rearranged(shares, column, levels.reshape(-1)), 1, 2)(rows)
-    found = jnp.where(unknown(weights).reshape(-1)[:, None], jnp.nan, found)
-    return found.reshape(*levels.shape, *weights.shape[:-1], *values.shape[1:])
+    return _each_column(_rearranged, values, weights, levels)
 
 
 def real_values(embedding: Embedding, function: PointFunction) -> Float[Array, "n *s"]:
@@ -73,6 +74,7 @@ def real_values(embedding: Embedding, function: PointFunction) -> Float[Array, "
     return values.astype(embedding.weights.dtype)
 
 
+@one_program
 def unknown(weights: Float[Array, "*b n"]) -> Bool[Array, "*b"]:
     """Which weights cannot be a distribution, see `quantile`.
 
@@ -88,6 +90,20 @@ def flat(
 ) -> tuple[Float[Array, "n c"], Float[Array, "k n"]]:
     """Values as rows, and weights of sum 1 as rows."""
     return values.reshape(values.shape[0], -1), normalized(weights.reshape(-1, values.shape[0]))
+
+
+@functools.partial(jax.jit, static_argnames="read")
+def _each_column(
+    read: Callable[..., Array],
+    values: Float[Array, "n *s"],
+    weights: Float[Array, "*b n"],
+    wanted: Float[Array, "*q"],
+) -> Float[Array, "..."]:
+    """`read` one coordinate of the values after the other, for all weights."""
+    rows, shares = flat(values, weights)
+    found = jax.vmap(lambda column: read(shares, column, wanted.reshape(-1)), 1, 2)(rows)
+    found = jnp.where(unknown(weights).reshape(-1)[:, None], jnp.nan, found)
+    return found.reshape(*wanted.shape, *weights.shape[:-1], *values.shape[1:])
 
 
 def _rearranged(
@@ -148,10 +164,7 @@ def cdf(
     if wanted.ndim > 1:
         raise ValueError(f"`values` must be a number or a vector, got shape {wanted.shape}.")
     found, weights = real_values(embedding, function), embedding.weights
-    rows, shares = flat(found, weights)
-    levels = jax.vmap(lambda column: _distribution(shares, column, wanted.reshape(-1)), 1, 2)(rows)
-    levels = jnp.where(unknown(weights).reshape(-1)[:, None], jnp.nan, levels)
-    return levels.reshape(*wanted.shape, *weights.shape[:-1], *found.shape[1:])
+    return _each_column(_distribution, found, weights, wanted)
 
 
 def _distribution(

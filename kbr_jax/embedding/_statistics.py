@@ -37,6 +37,12 @@ def squared_mmd(p: Embedding, q: Embedding, *, unbiased: bool = False) -> Float[
     **Returns:** `[...]`, non-negative up to rounding if biased. Cost O((n + m)^2 d). **Raises:**
     `ValueError` as `inner`, and for the unbiased form of one point.
     """
+    check_one_space(p, q)
+    return _squared_mmd(p, q, unbiased)
+
+
+@eqx.filter_jit
+def _squared_mmd(p: Embedding, q: Embedding, unbiased: bool) -> Float[Array, "*batch"]:
     norms = [_squared_norm(e, unbiased) for e in (p, q)]
     return norms[0] + norms[1] - 2 * inner(p, q)
 
@@ -103,16 +109,16 @@ def variance(embedding: Embedding) -> Points:
     Signed weights can make it negative; then it is 0. NaN and errors as `mean`. Cost O(n d).
     """
     embedding = _real(embedding, "variance")
+    return jax.tree.map(lambda leaf: _variance(leaf, embedding.weights), embedding.points)
 
-    def one(leaf):
-        flat = leaf.reshape(leaf.shape[0], -1).astype(embedding.weights.dtype)
-        # Around the mean of the sample, which keeps digits where the mean is large.
-        centered = flat - jnp.mean(flat, axis=0)
-        first = matmul(embedding.weights, centered)
-        second = matmul(embedding.weights, centered**2)
-        return jnp.maximum(second - first**2, 0).reshape(*first.shape[:-1], *leaf.shape[1:])
 
-    return jax.tree.map(one, embedding.points)
+@jax.jit
+def _variance(leaf: Float[Array, "n *d"], weights: Float[Array, "*b n"]) -> Float[Array, "..."]:
+    flat = leaf.reshape(leaf.shape[0], -1).astype(weights.dtype)
+    # Around the mean of the sample, which keeps digits where the mean is large.
+    centered = flat - jnp.mean(flat, axis=0)
+    first, second = matmul(weights, centered), matmul(weights, centered**2)
+    return jnp.maximum(second - first**2, 0).reshape(*first.shape[:-1], *leaf.shape[1:])
 
 
 def std(embedding: Embedding) -> Points:

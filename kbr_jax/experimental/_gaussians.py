@@ -70,6 +70,7 @@ def _unscaled(kernel: KernelLike, dtype: jnp.dtype) -> tuple[Float[Array, ""] | 
     return factor, kernel
 
 
+@jax.jit
 def _log_expected_kernel(
     kernel: Gaussian, difference: Float[Array, "*s d"], covariance: Float[Array, "*t d d"]
 ) -> Float[Array, "*u"]:
@@ -229,6 +230,7 @@ def smoothed_kl(mixture: GaussianMixture, embedding: Embedding, grid: Points) ->
     return jnp.sum(p * jnp.where(present, log_p - jnp.where(present, log_q, 0), 0))
 
 
+@jax.jit
 def _log_shares(logs: Float[Array, "g n"], weights: Float[Array, " n"]) -> Float[Array, " g"]:
     r"""Logarithm of $\sum_i w_i e^{l_{gi}}$, normalized to sum 1 over g.
 

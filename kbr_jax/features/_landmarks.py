@@ -13,7 +13,7 @@ from jax import lax
 
 from .._checks import as_points, as_regularizer, check_alike, check_finite, like, size
 from .._lapack import cholesky, triangular_solve
-from .._numerics import jitter, safe_divide
+from .._numerics import jitter, one_program, safe_divide
 from .._typing import Array, ArrayLike, Bool, Float, Points, with_numbers
 from ..kernels import AbstractKernel, KernelLike, as_kernel
 from ._features import AbstractFeatureMap, masked_rows
@@ -79,6 +79,7 @@ def _features(
     return _whiten(landmarks, lower, kernel.gram(landmarks.points, points).T)
 
 
+@one_program
 def _whiten(
     landmarks: Landmarks, lower: Float[Array, "r r"], values: Float[Array, "*b r"]
 ) -> Float[Array, "*b r"]:

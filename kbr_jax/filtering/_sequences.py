@@ -1,5 +1,6 @@
 """Training sequences as triples, and delay embeddings of observations."""
 
+import functools
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ from .._checks import (
     take,
     without_padding,
 )
-from .._typing import Array, ArrayLike, Bool, Points
+from .._typing import Array, ArrayLike, Bool, Float, Points
 
 
 def as_transitions(
@@ -194,10 +195,17 @@ def delay_embedding(observations: Any, length: int, *, observed: Any = None) -> 
     observations = jnp.asarray(observations)
     if observations.ndim == 0 or observations.shape[0] == 0:
         raise ValueError("`observations` must be a sequence [T, d] with at least one entry.")
-    steps = jnp.arange(observations.shape[0])
     mask = as_mask(observed, observations.shape[0], "observed")
+    return _delayed(observations, mask, as_count(length, "length"))
+
+
+@functools.partial(jax.jit, static_argnames="length")
+def _delayed(
+    observations: Float[Array, "T *d"], mask: Bool[Array, " T"], length: int
+) -> Float[Array, "T c"]:
+    steps = jnp.arange(observations.shape[0])
     seen = jnp.where(mask, steps, -1)
     latest = jnp.maximum(jnp.maximum.accumulate(seen), jnp.argmax(mask))
-    lagged = jnp.maximum(steps[:, None] - jnp.arange(as_count(length, "length")), 0)
+    lagged = jnp.maximum(steps[:, None] - jnp.arange(length), 0)
     rows = observations.reshape(observations.shape[0], -1)
     return rows[latest[lagged]].reshape(observations.shape[0], -1)

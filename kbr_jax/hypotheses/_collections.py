@@ -1,5 +1,6 @@
 """Collections of kernels, of which a test takes the one that decides."""
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from jax import lax
 
 from .._checks import size, take
 from .._numerics import safe_sqrt, squared_distances
-from .._typing import Array, Float, Int, Points, PRNGKeyArray
+from .._typing import Array, Float, Points, PRNGKeyArray
 from ..features import FeatureChoice, fit_features, greedy_landmarks
 from ..kernels import (
     AbstractKernel,
@@ -135,22 +136,27 @@ def for_each(function: Callable[[AbstractKernel], Any], kernels: Sequence[Abstra
     return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *found)
 
 
-Fused = tuple[Float[Array, ""], Float[Array, " draws"], Float[Array, ""], Int[Array, ""]]
+Fused = tuple[Float[Array, ""], Float[Array, " draws"], Float[Array, ""], dict[str, Array]]
 
 
-def fused(found: tuple[Array, ...]) -> Fused:
-    """The largest normalized statistic, its null, its rounding, and the best kernel.
+@functools.partial(jax.jit, static_argnames="theory")
+def fused(
+    found: tuple[Array, ...], effects: Float[Array, "kernels 3"], theory: bool = True
+) -> Fused:
+    """The largest normalized statistic, its null, its rounding, and more fields of the result.
 
     `found` are the statistics `[kernels]`, their null `[draws, kernels]`, their magnitudes
-    `[kernels]`, and the units of the statistics `[kernels]`, 0 for a matrix of zeros.
+    `[kernels]`, and the units of the statistics `[kernels]`, 0 for a matrix of zeros. The fields
+    are the best kernel, its effect, and the interval, for which there may be no theory.
     """
     statistics, null, magnitude, units = found
-    if statistics.shape[0] == 1:
-        return statistics[0], null[:, 0], magnitude[0], jnp.zeros((), int)
-    units = jnp.where(units > 0, units, 1)
-    return (
-        jnp.max(statistics / units),
-        jnp.max(null / units, axis=-1),
-        jnp.max(magnitude / units),
-        jnp.argmax(statistics / units),
-    )
+    best = jnp.zeros((), int)
+    if statistics.shape[0] > 1:
+        units = jnp.where(units > 0, units, 1)
+        best = jnp.argmax(statistics / units)
+        statistics, null, magnitude = (
+            jnp.max(part / units, axis=-1, keepdims=True) for part in (statistics, null, magnitude)
+        )
+    interval = effects[best, 1:] if theory else jnp.full(2, jnp.nan, effects.dtype)
+    fields = {"best": best, "effect": effects[best, 0], "interval": interval}
+    return statistics[0], null[:, 0], magnitude[0], fields

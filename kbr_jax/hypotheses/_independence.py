@@ -115,16 +115,11 @@ def independence_test(
             for own, (_, points, _, key) in zip(kernels, sides, strict=True)
         )
         *found, effects = _low_rank(maps, bool(dependent), draw_key, draws, mesh)
-    statistic, null, magnitude, best = fused(tuple(found))
-    effect = effects[best]
+    *values, fields = fused(tuple(found), effects, theory=not dependent)
     return from_null(
-        statistic,
-        null,
-        magnitude,
+        *values,
         kernels=tuple(itertools.product(*kernels)),
-        best=best,
-        effect=effect[0],
-        interval=jnp.full(2, jnp.nan, effect.dtype) if dependent else effect[1:],
+        **fields,
         hypothesis="x and y are independent",
         valid="long stationary series" if dependent else "samples of any size",
     )

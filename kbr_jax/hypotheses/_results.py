@@ -167,10 +167,17 @@ def from_null(
 
     `magnitude` is that of the terms of T: see `rounding`. The rest are fields of the result.
     """
+    return TestResult(_p_value(statistic, null, magnitude), statistic, null, **fields)
+
+
+@jax.jit
+def _p_value(
+    statistic: Float[Array, ""], null: Float[Array, " draws"], magnitude: Float[Array, ""]
+) -> Float[Array, ""]:
     above = jnp.sum(null >= statistic - rounding(magnitude))
     # NaN in points that are traced must not look like a small p-value.
     p_value = jnp.where(jnp.isnan(statistic), jnp.nan, (1 + above) / (1 + null.shape[0]))
-    return TestResult(p_value.astype(null.dtype), statistic, null, **fields)
+    return p_value.astype(null.dtype)
 
 
 def interval_of(

@@ -108,13 +108,11 @@ def goodness_of_fit_test(
         length = None
     else:
         length = jnp.asarray(as_count(dependent, "dependent"), x.dtype)
-    statistic, null, magnitude, best = _run(kernels, x, scores, key, draws, length, signs)
+    *values, fields = _run(kernels, x, scores, key, draws, length, signs)
     return from_null(
-        statistic,
-        null,
-        magnitude,
+        *values,
         kernels=kernels,
-        best=best,
+        **fields,
         hypothesis="the sample is drawn from the density",
         valid="large samples of independent points" if signs else "long stationary chains",
     )
@@ -212,7 +210,9 @@ def _run(
         return jnp.sum(u) / pairs, null, jnp.sum(jnp.abs(u)) / pairs, unit
 
     statistics, null, magnitude, units = for_each(of, kernels)
-    return fused((statistics, null.T, magnitude, units))
+    # There is no theory of an effect.
+    unknown = jnp.full((len(kernels), 3), jnp.nan, x.dtype)
+    return fused((statistics, null.T, magnitude, units), unknown)
 
 
 def multipliers(

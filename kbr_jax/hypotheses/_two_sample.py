@@ -157,18 +157,12 @@ def two_sample_test(
     else:
         maps = feature_matrices(kernels, pooled, landmarks, kernel_key)
         *found, effects = by_features(maps, least, length, draw_key, draws, mesh)
-    statistic, values, magnitude, best = fused(tuple(found))
-    effect = effects[best]
     # Theory has an interval for independent points.
-    interval = effect[1:] if length == 1 else jnp.full(2, jnp.nan, dtype)
+    *values, fields = fused(tuple(found), effects, theory=length == 1)
     return from_null(
-        statistic,
-        values,
-        magnitude,
+        *values,
         kernels=kernels,
-        best=best,
-        effect=effect[0],
-        interval=interval,
+        **fields,
         hypothesis="x and y have one distribution",
         valid="samples of any size" if length == 1 else f"series of many blocks of {length} points",
     )

@@ -7,12 +7,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._checks import as_mask, as_points, check_alike, is_concrete, size, take, without_padding
+from .._checks import (
+    as_mask,
+    as_points,
+    check_alike,
+    check_finite,
+    is_concrete,
+    size,
+    take,
+    without_padding,
+)
 from .._numerics import safe_sqrt
-from .._typing import Array, ArrayLike, Bool, Float, Points
+from .._typing import Array, ArrayLike, Bool, Float, Int, Points
 from ._base import AbstractKernel, FunctionKernel, KernelLike, as_kernel, flat
 from ._families import Delta
-from ._gram import median_heuristic
+from ._gram import median_distance, pairs_of
 from ._parts import TensorProduct
 from ._stationary import AbstractShiftInvariant, Gaussian
 
@@ -25,6 +34,7 @@ _ROWS, _TINY, _RATIO, _COLUMNS = 100, 1e-6, 100, 16
 _LABELS = 20
 
 
+@jax.jit
 def coordinate_scale(
     x: Float[Array, "n *d"], weights: Float[Array, " n"] | None = None
 ) -> Float[Array, "*d"]:
@@ -69,12 +79,29 @@ def default_kernel(x: Points, mask: ArrayLike | None = None) -> AbstractKernel:
     if not jnp.issubdtype(x.dtype, jnp.floating):
         _warn_of_amounts(x)
         return Delta()
+    mask = None if mask is None else as_mask(mask, size(x), "mask")
+    x = check_finite(without_padding(x, mask), "x")
+    return Gaussian(_bandwidth(x, mask, pairs_of(min(size(x), _POINTS))))
+
+
+@jax.jit
+def _bandwidth(
+    x: Float[Array, "n *d"],
+    mask: Bool[Array, " n"] | None,
+    pairs: tuple[Int[Array, " p"], Int[Array, " p"]],
+) -> Float[Array, "*d"]:
+    """The median distance in units of the coordinates: with padding that of the true points."""
+    n, known = size(x), None
+    some, weights = _even(n, _POINTS), None if mask is None else mask.astype(x.dtype)
+    scale = coordinate_scale(x, weights)
+    if n < 2:
+        return scale
     if mask is not None:
-        return Gaussian(_masked_bandwidth(x, as_mask(mask, size(x), "mask")))
-    scale = coordinate_scale(x)
-    if size(x) < 2:
-        return Gaussian(scale)
-    return Gaussian(scale * median_heuristic(take(x, _even(size(x), _POINTS)) / scale))
+        count, most = jnp.sum(mask), len(some)
+        place = jnp.arange(most)
+        even = place * (count - 1) // max(most - 1, 1)
+        some, known = jnp.argsort(~mask)[jnp.where(count <= most, place, even)], place < count
+    return scale * median_distance(flat(x[some] / scale), known, pairs)
 
 
 def _warn_of_amounts(x: Array) -> None:
@@ -87,19 +114,6 @@ def _warn_of_amounts(x: Array) -> None:
                 f"unlike each other: give `.astype(float)` if they are amounts.",
                 stacklevel=3,
             )
-
-
-def _masked_bandwidth(x: Float[Array, "n *d"], mask: Bool[Array, " n"]) -> Float[Array, "*d"]:
-    """The bandwidth of the true points alone: the same points as without padding."""
-    x, n = without_padding(x, mask), size(x)
-    scale = coordinate_scale(x, mask.astype(x.dtype))
-    if n < 2:
-        return scale
-    count, most = jnp.sum(mask), min(n, _POINTS)
-    place = jnp.arange(most)
-    even = place * (count - 1) // max(most - 1, 1)
-    rows = jnp.argsort(~mask)[jnp.where(count <= most, place, even)]
-    return scale * median_heuristic(x[rows] / scale, mask=place < count)
 
 
 def kernel_for(
@@ -210,10 +224,15 @@ def gram(kernel: KernelLike, x: Points, y: Points | None = None) -> Float[Array,
     kernel = kernel_for(kernel, x)
     kernel.check(x, "x")
     if y is None:
-        return kernel.gram(x, x)
+        return _compiled(kernel, x, x)
     y = as_points(y, "y")
     check_alike(y, "y", x, "x")
     kernel.check(y, "y")
+    return _compiled(kernel, x, y)
+
+
+@eqx.filter_jit
+def _compiled(kernel: AbstractKernel, x: Points, y: Points) -> Float[Array, "n m"]:
     return kernel.gram(x, y)
 
 

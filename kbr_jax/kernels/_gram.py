@@ -1,5 +1,7 @@
 """Bandwidths from the data, and products with a Gram matrix that is never formed."""
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -18,8 +20,8 @@ from .._checks import (
     take,
     without_padding,
 )
-from .._numerics import matmul, safe_sqrt, squared_distances
-from .._typing import Array, ArrayLike, Float, Points, PRNGKeyArray
+from .._numerics import matmul, one_program, safe_sqrt, squared_distances
+from .._typing import Array, ArrayLike, Bool, Float, Int, Points, PRNGKeyArray
 from ..devices import over_devices
 from ._base import AbstractKernel, KernelLike, as_kernel, check_real, flat
 
@@ -65,12 +67,26 @@ def median_heuristic(
             )
         x, known = take((x, known), jax.random.choice(key, n, (max_points,), replace=False))
     rows = flat(x)
-    first, second = np.triu_indices(rows.shape[0], k=1)
-    distances = safe_sqrt(squared_distances(rows, rows)[first, second])
-    if mask is None:
+    return median_distance(rows, None if mask is None else known, pairs_of(rows.shape[0]))
+
+
+def pairs_of(n: int) -> Any:
+    """The pairs i < j of n points. As constants of a program they would be its larger part."""
+    return np.triu_indices(n, k=1)
+
+
+@one_program
+def median_distance(
+    rows: Float[Array, "n d"],
+    known: Bool[Array, " n"] | None,
+    pairs: tuple[Int[Array, " p"], Int[Array, " p"]],
+) -> Float[Array, ""]:
+    """The core of `median_heuristic`."""
+    distances = safe_sqrt(squared_distances(rows, rows)[pairs])
+    if known is None:
         median, mean = jnp.median(distances), jnp.mean(distances)
     else:
-        both = known[first] & known[second]
+        both = known[pairs[0]] & known[pairs[1]]
         median = jnp.nan_to_num(jnp.nanmedian(jnp.where(both, distances, jnp.nan)))
         mean = jnp.nan_to_num(jnp.mean(distances, where=both))
     return jnp.where(median > 0, median, jnp.where(mean > 0, mean, 1))

@@ -28,7 +28,7 @@ from .._checks import (
     size,
     take,
 )
-from .._numerics import matmul, safe_divide
+from .._numerics import matmul, one_program, safe_divide
 from .._solves import AbstractFactor
 from .._typing import Array, ArrayLike, Bool, Float, Int, Points, with_numbers
 from ..embedding import Embedding, JointEmbedding, check_embedding, check_unbatched, normalized
@@ -97,6 +97,7 @@ def clip_and_normalize(
     return normalized(weights) if clipping.normalize else weights
 
 
+@one_program
 def clipped(
     weights: Float[Array, "*batch n"], truncation: ArrayLike, uniform: ArrayLike
 ) -> Float[Array, "*batch n"]:

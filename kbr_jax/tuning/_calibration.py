@@ -46,6 +46,7 @@ def calibrate(beliefs: Embedding, points: Points) -> Float[Array, ""]:
     return temperatures[jnp.argmin(jnp.where(best, jnp.abs(jnp.log(temperatures)), jnp.inf))]
 
 
+@jax.jit
 def coverage(levels: Float[Array, " b"]) -> Float[Array, " u"]:
     """Shares of `credible_level`s inside the regions of 50, 80 and 95 %, leaving NaN out.
 

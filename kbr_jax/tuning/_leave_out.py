@@ -1,8 +1,6 @@
 """Errors of points that are left out of a fit, in closed form."""
 
-import functools
-from collections.abc import Callable
-
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 
@@ -45,19 +43,30 @@ def leave_out_loss(
     """
     features, ridge, count = _leaving_out(model, num_left_out)
     coordinates = model.sample()[1]
-    y = coordinates.points
     of_features = kernel is model.kernel_y
     if kernel is None:
-        measure = measuring(model.kernel_y, y, features.uniform)
+        measure = measuring(model.kernel_y, coordinates.points, features.uniform)
     else:
         measure = as_kernel(kernel)
+    return _loss(features, ridge, count, coordinates, measure, of_features)
+
+
+@eqx.filter_jit
+def _loss(
+    features: AbstractFeatures,
+    ridge: Float[Array, ""],
+    count: int,
+    coordinates: AbstractFeatures,
+    measure: AbstractKernel,
+    of_features: bool,
+) -> Float[Array, ""]:
+    y = coordinates.points
     if of_features and not isinstance(coordinates, (DenseGram, LazyGram)):
-        errors = jnp.sum(_left_out(features, ridge, count)(coordinates.matrix) ** 2, axis=-1)
+        errors = jnp.sum(_left_out(features, ridge, count, coordinates.matrix) ** 2, axis=-1)
     elif isinstance(features, DenseGram):
-        residual = _left_out(features, ridge, count)(jnp.eye(features.size, dtype=features.dtype))
+        residual = _left_out(features, ridge, count, jnp.eye(features.size, dtype=features.dtype))
         errors = jnp.sum(
-            matmul(residual, measure.gram(y, y).astype(residual.dtype)) * residual,
-            axis=-1,
+            matmul(residual, measure.gram(y, y).astype(residual.dtype)) * residual, axis=-1
         )
     else:
         errors = _low_rank_errors(features, ridge, count, measure, y)
@@ -95,7 +104,7 @@ def leave_out_residuals(
             f"{values.shape}."
         )
     columns = values.astype(features.dtype).reshape(values.shape[0], -1)
-    return _left_out(features, ridge, count)(columns).reshape(values.shape)
+    return _left_out(features, ridge, count, columns).reshape(values.shape)
 
 
 def leave_out_forecasts(model: AbstractConditional, index: ArrayLike | None = None) -> Embedding:
@@ -113,17 +122,23 @@ def leave_out_forecasts(model: AbstractConditional, index: ArrayLike | None = No
     landmarks. **Raises:** `ValueError` as `leave_out_loss`.
     """
     features, ridge, _ = _leaving_out(model, 1)
-    n = features.size
-    rows = jnp.arange(n) if index is None else _as_index(index, n)
+    rows = jnp.arange(features.size) if index is None else _as_index(index, features.size)
+    return model.embed_y(_weights_left_out(features, ridge, rows))
+
+
+@eqx.filter_jit
+def _weights_left_out(
+    features: AbstractFeatures, ridge: Float[Array, ""], rows: Int[Array, " m"]
+) -> Float[Array, "m n"]:
     # No n x n matrix: with landmarks n may be large.
-    identity = (rows[:, None] == jnp.arange(n)).astype(features.dtype)
+    identity = (rows[:, None] == jnp.arange(features.size)).astype(features.dtype)
     if isinstance(features, DenseGram):
         matrix = psd_factor(features.matrix, ridge).solve(identity.T).T
     else:
         solved, _ = _low_rank(features, ridge, 1)
         matrix = identity - matmul(solved[rows], features.matrix.T)
     own = jnp.take_along_axis(matrix, rows[:, None], axis=1)
-    return model.embed_y(jnp.where(identity == 1, 0, -matrix / own))
+    return jnp.where(identity == 1, 0, -matrix / own)
 
 
 def _leaving_out(
@@ -147,28 +162,23 @@ def _leaving_out(
     return features, ridge, count
 
 
+@eqx.filter_jit
 def _left_out(
-    features: AbstractFeatures, ridge: Float[Array, ""], count: int
-) -> Callable[[Array], Array]:
-    r"""The map $\Psi \mapsto ((I - H)_{BB}^{-1} ((I - H) \Psi)_B)_B$."""
+    features: AbstractFeatures, ridge: Float[Array, ""], count: int, psi: Float[Array, "n c"]
+) -> Float[Array, "n c"]:
+    r"""$((I - H)_{BB}^{-1} ((I - H) \Psi)_B)_B$."""
     n = features.size
     if isinstance(features, DenseGram):
         # (I - H) up to a factor that cancels; no difference of nearly equal numbers.
         matrix = psd_factor(features.matrix, ridge).solve(jnp.eye(n, dtype=features.dtype))
-        residual = functools.partial(matmul, matrix)
+        residual = matmul(matrix, psi)
         blocks = jax.vmap(lambda rows, start: jax.lax.dynamic_slice_in_dim(rows, start, count, 1))(
             matrix.reshape(-1, count, n), jnp.arange(0, n, count)
         )
     else:
         solved, blocks = _low_rank(features, ridge, count)
-        residual = functools.partial(_residual_of_features, features.matrix, solved)
-
-    def left_out(psi):
-        return _solve_blocks(blocks, residual(psi).reshape(-1, count, psi.shape[-1])).reshape(
-            psi.shape
-        )
-
-    return left_out
+        residual = psi - matmul(solved, matmul(features.matrix.T, psi))
+    return _solve_blocks(blocks, residual.reshape(-1, count, psi.shape[-1])).reshape(psi.shape)
 
 
 def _low_rank(
@@ -183,12 +193,6 @@ def _low_rank(
     return solved, jnp.eye(count, dtype=coordinates.dtype) - matmul(
         rows, jnp.swapaxes(columns, -1, -2)
     )
-
-
-def _residual_of_features(
-    coordinates: Float[Array, "n r"], solved: Float[Array, "n r"], psi: Array
-) -> Array:
-    return psi - matmul(solved, matmul(coordinates.T, psi))
 
 
 def _solve_blocks(

@@ -64,7 +64,14 @@ def measuring(kernel_y: AbstractKernel, y: Points, weights: Array | None = None)
     """The kernel of an error where none is given: `Energy` on y, or the model's own."""
     if not (isinstance(y, jax.Array) and jnp.issubdtype(y.dtype, jnp.floating)):
         return kernel_y
-    return Energy(jnp.average(y, axis=0, weights=weights), coordinate_scale(y, weights))
+    return Energy(*_center_and_scale(y, weights))
+
+
+@jax.jit
+def _center_and_scale(
+    y: Float[Array, "n *d"], weights: Float[Array, " n"] | None
+) -> tuple[Float[Array, "*d"], Float[Array, "*d"]]:
+    return jnp.average(y, axis=0, weights=weights), coordinate_scale(y, weights)
 
 
 def _errors(
