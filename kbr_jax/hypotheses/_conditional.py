@@ -123,7 +123,6 @@ def conditional_independence_test(
     return found
 
 
-@eqx.filter_jit
 def _run(
     kernels: tuple[AbstractKernel | None, ...],
     samples: tuple[Points, ...],
@@ -131,18 +130,50 @@ def _run(
     counts: tuple[int, int],
     mesh: Mesh | None,
 ) -> TestResult:
+    # Three programs: those of x and of y are one, where x and y are of one kind.
     n, (rank, draws) = size(samples[0]), counts
     row_key, half_key, sign_key = jax.random.split(key, 3)
     rows = jax.random.permutation(row_key, n)[:rank]
     leaves = jax.tree.leaves(samples)
     dtype = next((leaf.dtype for leaf in leaves if is_float(leaf)), jnp.result_type(float))
-    numbers = _numbers(samples[2], rows, dtype)
-    candidates = _candidates(kernels[2], samples, numbers, rows)
+    numbers, candidates = _candidates(kernels[2], samples, rows, dtype)
     parts = [
-        _residuals(kernel, points, candidates, rows)
+        _residuals(kernel, points, candidates, rows, half_key)
         for kernel, points in zip(kernels[:2], samples[:2], strict=True)
     ]
-    firsts, left, wholes = zip(*parts, strict=True)
+    values, fields = _compared(parts, numbers, rows, sign_key, draws, mesh)
+    return from_null(
+        *values,
+        **fields,
+        hypothesis="x and y are independent given z",
+        valid="samples large enough for the regressions on z",
+    )
+
+
+class _Part(eqx.Module):
+    """The regression of a variable, and features without what z predicts.
+
+    `whole` is the mean square of these features, and `grown` how much larger errors are where half
+    of the sample predicts the other.
+    """
+
+    first: Regression
+    left: Float[Array, "n s"]
+    whole: Float[Array, ""]
+    grown: Float[Array, ""]
+
+
+@eqx.filter_jit
+def _compared(
+    parts: list[_Part],
+    numbers: Float[Array, "n d"],
+    rows: Int[Array, " r"],
+    key: PRNGKeyArray,
+    draws: int,
+    mesh: Mesh | None,
+) -> tuple[tuple[Array, Array, Array], dict[str, Array]]:
+    """The statistic, its null and its magnitude, and fields of the result."""
+    left, n = [part.left for part in parts], numbers.shape[0]
     weights = _weights(numbers, rows)
     terms = left[0][:, :, None, None] * left[1][:, None, :, None] * weights[:, None, None]
     terms = terms.reshape(n, -1)
@@ -153,35 +184,34 @@ def _run(
     def statistics(terms, signs: Float[Array, "b n"]) -> Float[Array, " b"]:
         return jnp.sum(matmul(signs, terms) ** 2, axis=1) / n
 
-    null = simulate(sign_key, draws, draw, statistics, terms, mesh)
+    null = simulate(key, draws, draw, statistics, terms, mesh)
+    first, second = parts
     sizes = [jnp.mean(jnp.sum(part**2, axis=1)) for part in left]
-    grown = [safe_divide(one.halved(half_key), one.loss) - 1 for one in firsts]
-    return from_null(
-        statistics(terms, jnp.ones((1, n), dtype))[0],
-        null * _freedom(*firsts),
-        2 * (sizes[0] * wholes[1] + wholes[0] * sizes[1]),
-        effect=_correlation(*left),
-        explained=jnp.stack([jnp.clip(1 - safe_divide(f.loss, f.total), 0, 1) for f in firsts]),
-        bias=safe_sqrt(n * jnp.maximum(grown[0], 0) * jnp.maximum(grown[1], 0)),
-        hypothesis="x and y are independent given z",
-        valid="samples large enough for the regressions on z",
-    )
+    magnitude = 2 * (sizes[0] * second.whole + first.whole * sizes[1])
+    shares = [jnp.clip(1 - safe_divide(part.first.loss, part.first.total), 0, 1) for part in parts]
+    grown = jnp.maximum(first.grown, 0) * jnp.maximum(second.grown, 0)
+    fields = {
+        "effect": _correlation(*left),
+        "explained": jnp.stack(shares),
+        "bias": safe_sqrt(n * grown),
+    }
+    statistic = statistics(terms, jnp.ones((1, n), terms.dtype))[0]
+    return (statistic, null * _freedom(first.first, second.first), magnitude), fields
 
 
+@eqx.filter_jit
 def _candidates(
-    kernel: AbstractKernel | None,
-    samples: tuple[Points, ...],
-    numbers: Float[Array, "n d"],
-    rows: Int[Array, " r"],
-) -> Smoother:
-    """Smoothers to choose from, along a leading axis."""
+    kernel: AbstractKernel | None, samples: tuple[Points, ...], rows: Int[Array, " r"], dtype: Any
+) -> tuple[Float[Array, "n d"], Smoother]:
+    """Numbers of z, and smoothers to choose from, along a leading axis."""
     x, y, z = samples
+    numbers = _numbers(z, rows, dtype)
     if kernel is None:
         targets = [_targets(points, rows).astype(numbers.dtype) for points in (x, y)]
-        return learned_smoothers(numbers, rows, jnp.concatenate(targets, axis=1))
+        return numbers, learned_smoothers(numbers, rows, jnp.concatenate(targets, axis=1))
     chosen = Landmarks(take(z, rows), jnp.ones(rows.size, bool))
     found = smoother(fit_features(kernel, z, chosen).matrix.astype(numbers.dtype))
-    return jax.tree.map(lambda leaf: leaf[None], found)
+    return numbers, jax.tree.map(lambda leaf: leaf[None], found)
 
 
 def _numbers(z: Points, rows: Int[Array, " r"], dtype: Any) -> Float[Array, "n d"]:
@@ -227,10 +257,14 @@ def _unit(leaf: Float[Array, "n *d"]) -> Float[Array, "n k"]:
     return safe_divide(columns, jnp.std(columns, axis=0))
 
 
+@eqx.filter_jit
 def _residuals(
-    kernel: AbstractKernel | None, points: Points, candidates: Smoother, rows: Int[Array, " r"]
-) -> tuple[Regression, Float[Array, "n s"], Float[Array, ""]]:
-    """The regression of a variable, features without what z predicts, and their mean square."""
+    kernel: AbstractKernel | None,
+    points: Points,
+    candidates: Smoother,
+    rows: Int[Array, " r"],
+    key: PRNGKeyArray,
+) -> _Part:
     dtype, firsts = candidates.basis.dtype, []
 
     def replaced(leaf):
@@ -250,7 +284,9 @@ def _residuals(
         points = jax.tree.map(replaced, points)
     features = _features(kernel, points, rows, _FEATURES).astype(dtype)
     second = regress(candidates, features)
-    return (firsts or [second])[0], second.residual(), jnp.mean(jnp.sum(features**2, axis=1))
+    first = (firsts or [second])[0]
+    grown = safe_divide(first.halved(key), first.loss) - 1
+    return _Part(first, second.residual(), jnp.mean(jnp.sum(features**2, axis=1)), grown)
 
 
 def _freedom(*parts: Regression) -> Float[Array, ""]:

@@ -8,6 +8,7 @@ from jax import lax
 
 from .._lapack import eigh
 from .._numerics import matmul, safe_divide, safe_sqrt
+from .._solves import psd_solve
 from .._typing import Array, Float, Int, PRNGKeyArray
 from ..features import Landmarks, landmark_features
 from ..kernels import Gaussian, median_heuristic
@@ -98,9 +99,10 @@ class Regression(eqx.Module):
             fit, held = parts
             basis, targets = self.smoother.basis, self.targets
             mean = jnp.mean(targets[fit], axis=0)
-            found, vectors = _rotated(basis[fit])
-            slope = matmul(vectors, found.slope(targets[fit] - mean, self.ridge))
-            rows = basis[held] - jnp.mean(basis[fit], axis=0)
+            center = jnp.mean(basis[fit], axis=0)
+            known, rows = basis[fit] - center, basis[held] - center
+            inner = matmul(known.T, known)
+            slope = psd_solve(inner, matmul(known.T, targets[fit] - mean), self.ridge)
             return jnp.sum((targets[held] - mean - matmul(rows, slope)) ** 2)
 
         return jnp.mean(lax.map(errors, (halves, halves[::-1]))) / half
@@ -133,18 +135,17 @@ def learned_smoothers(
     linear = z / jnp.sqrt(jnp.asarray(d, z.dtype))
     flat = smoother(jnp.pad(linear, ((0, 0), (0, rows.size))))
 
-    def one(metric, bandwidth):
-        seen = matmul(z, metric)
-        points = seen[rows]
-        kernel = Gaussian(bandwidth * median_heuristic(points, max_points=rows.size))
+    def one(seen, bandwidth):
+        points, kernel = seen[rows], Gaussian(bandwidth)
         features = landmark_features(kernel, seen, Landmarks(points, jnp.ones(rows.size, bool)))
         found, vectors = _rotated(jnp.concatenate([linear, features.matrix], axis=1))
         return found, vectors, features
 
     def turn(metric, _):
-        found, vectors, features = lax.map(
-            lambda h: one(metric, h), jnp.asarray(_BANDWIDTHS, z.dtype)
-        )
+        seen = matmul(z, metric)
+        median = median_heuristic(seen[rows], max_points=rows.size)
+        bandwidths = median * jnp.asarray(_BANDWIDTHS, z.dtype)
+        found, vectors, features = lax.map(lambda h: one(seen, h), bandwidths)
         last = jax.tree.map(lambda leaf: leaf[-1], (found, vectors, features))
         product = _slopes(z, rows, metric, last, targets)
         floor = _FLOOR * jnp.eye(d, dtype=z.dtype)
