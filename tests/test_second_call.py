@@ -1,4 +1,4 @@
-"""Outside `jit`, a second call of the same shapes compiles nothing."""
+"""Outside `jit`, a first call compiles few programs, and a second one of the same shapes none."""
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ RNG = np.random.default_rng(0)
 X, Y = jnp.asarray(RNG.normal(size=(25, 2))), jnp.asarray(RNG.normal(size=(25, 1)))
 KERNEL = kbr.Gaussian(1.0)
 RIDGE = {"regularizer": 1e-3}
+KEY = jax.random.key(0)
 
 
 def model(landmarks=None):
@@ -66,3 +67,25 @@ def test_a_second_call_compiles_nothing(name, compilations):
     compilations.clear()
     jax.block_until_ready(jax.tree.leaves(CALLS[name]()))
     assert not compilations
+
+
+#: The most programs of a first call. One for each operation would be 60 to 120 of them.
+FIRST = {
+    "embed": (7, lambda x: kbr.embed(None, x)),
+    "quantile": (8, lambda x: kbr.quantile(kbr.embed(KERNEL, x), np.array([0.1, 0.9]))),
+    "mmd": (8, lambda x: kbr.mmd(kbr.embed(KERNEL, x), kbr.embed(KERNEL, x[:9]))),
+    "two samples": (16, lambda x: kbr.hypotheses.two_sample_test(None, x, x[:15] + 1, key=KEY)),
+    "leaving out": (
+        18,
+        lambda x: tuning.leave_out_loss(kbr.fit_conditional(KERNEL, KERNEL, x, x, **RIDGE)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_a_first_call_compiles_few_programs(name, compilations):
+    most, call = FIRST[name]
+    x = RNG.normal(size=(23 + len(name), 3))  # of no other test
+    compilations.clear()
+    jax.block_until_ready(jax.tree.leaves(call(x)))
+    assert len(compilations) <= most
