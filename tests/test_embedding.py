@@ -133,12 +133,34 @@ def test_nothing_has_no_mean():
     np.testing.assert_array_equal(kbr.mean(batch), [np.nan, 1.0])
 
 
-def test_draws_follow_the_positive_weights():
+def test_draws_follow_the_nearest_distribution():
     weights = jnp.asarray([[0.5, -0.3, 0.25, 0.25], [0.0, 0.0, 1.0, 0.0]])
     embedding = kbr.embed(kbr.Delta(), jnp.arange(4), weights)
     drawn = np.asarray(kbr.sample(embedding, 4000, key=jax.random.key(0)))
     assert drawn.shape == (4000, 2) and np.all(drawn[:, 1] == 2)
-    close(np.bincount(drawn[:, 0], minlength=4) / 4000, [0.5, 0, 0.25, 0.25], 0.03)
+    # (.5, .25, .25) / .7 less a common .143.
+    close(np.bincount(drawn[:, 0], minlength=4) / 4000, [4 / 7, 0, 1.5 / 7, 1.5 / 7], 0.03)
+    nothing = kbr.embed(kbr.Delta(), jnp.arange(4), jnp.asarray([0.5, -0.5, 0.0, 0.0]))
+    with pytest.raises(ValueError, match="cannot be a distribution"):
+        kbr.sample(nothing, 3, key=jax.random.key(0))
+
+
+def test_variance_is_that_of_the_quantiles():
+    """With signed weights, of vectors and in a batch; the plain second moment is negative there."""
+    x, w = (np.array(part) for part in (normal(40, 30, 2), normal(41, 3, 30) / 6 + 1 / 30))
+    w[0], w[1] = w[0] * (-np.abs(x[:, 0])), np.abs(w[1])
+    w /= w.sum(axis=1, keepdims=True)
+    assert np.any(w @ x**2 - (w @ x) ** 2 < 0) and np.all(w[1] >= 0)
+    embedding = kbr.embed(kbr.Gaussian(1.0), jnp.asarray(x), jnp.asarray(w))
+    levels = (np.arange(20_000) + 0.5) / 20_000
+    found = np.asarray(kbr.quantile(embedding, levels))
+    close(kbr.variance(embedding), found.var(axis=0), 2e-3)
+    alone = kbr.embed(kbr.Gaussian(1.0), jnp.asarray(x + 1e6), jnp.asarray(w[0]))
+    close(kbr.std(alone), found.std(axis=0)[0], 2e-3)
+    one = kbr.embed(kbr.Gaussian(1.0), jnp.asarray(x), jnp.asarray(w[1]))
+    close(kbr.variance(one), w[1] @ x**2 - (w[1] @ x) ** 2)
+    slope = jax.grad(lambda w: kbr.std(kbr.Embedding(kbr.Gaussian(1.0), jnp.asarray(x), w)).sum())
+    assert np.all(np.isfinite(slope(jnp.asarray(w[0]))))
 
 
 def test_marginals_of_parts():

@@ -10,7 +10,7 @@ from jax import lax
 
 from .._checks import as_points, is_concrete
 from .._numerics import one_program
-from .._typing import Array, ArrayLike, Bool, Float, Point, PointFunction
+from .._typing import Array, ArrayLike, Bool, Float, Int, Point, PointFunction
 from ._embedding import Embedding, normalized
 
 #: Sum of the weights below which a belief says nothing: its nearest training points would decide.
@@ -176,9 +176,7 @@ def _distribution(
     gaps = jnp.diff(ordered)
 
     def one(level):
-        # The quantile function climbs by these gaps in this order.
-        climb = jnp.argsort(level)
-        reached = ordered[0] + jnp.cumsum(gaps[climb])
+        climb, reached = _climb(level, ordered, gaps)
         # Sums of gaps agree with the values up to rounding. Where F has not gone down before, they
         # are the values.
         slack = 8 * jnp.finfo(values.dtype).eps * (jnp.abs(ordered[0]) + jnp.abs(ordered[-1]))
@@ -191,3 +189,29 @@ def _distribution(
         return jnp.where(jnp.isnan(wanted), jnp.nan, found)
 
     return jax.vmap(one, out_axes=1)(levels)
+
+
+def _climb(
+    level: Float[Array, " m"], ordered: Float[Array, " n"], gaps: Float[Array, " m"]
+) -> tuple[Int[Array, " m"], Float[Array, " m"]]:
+    """The order of the gaps in which the quantile function climbs by them, and where it gets to."""
+    climb = jnp.argsort(level)
+    return climb, ordered[0] + jnp.cumsum(gaps[climb])
+
+
+def rearranged_variance(
+    weights: Float[Array, "b n"], values: Float[Array, " n"]
+) -> Float[Array, " b"]:
+    """Variances of the distributions that `quantile` reads, from weights of sum 1."""
+    order = jnp.argsort(values)
+    ordered = values[order]
+    levels = jnp.clip(jnp.cumsum(weights[:, order], axis=1)[:, :-1], 0, 1)
+    gaps, zero = jnp.diff(ordered), jnp.zeros(1, levels.dtype)
+
+    def one(level):
+        climb, reached = _climb(level, ordered, gaps)
+        atoms = jnp.concatenate([ordered[:1], reached])
+        masses = jnp.diff(level[climb], prepend=zero, append=zero + 1)
+        return jnp.sum(masses * (atoms - jnp.sum(masses * atoms)) ** 2)
+
+    return jax.vmap(one)(levels)

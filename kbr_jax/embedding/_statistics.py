@@ -3,11 +3,14 @@ r"""What is read off embeddings: moments, draws, marginals, distances."""
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
-from .._checks import as_count, as_points, take
+from .._checks import as_count, as_points, is_concrete, take
 from .._numerics import matmul, safe_sqrt
 from .._typing import Array, Float, Point, Points, PRNGKeyArray
 from ..kernels import DirectSum, KernelLike, TensorProduct, as_kernel
+from ._densities import probabilities
 from ._embedding import (
     Embedding,
     check_one_space,
@@ -17,6 +20,7 @@ from ._embedding import (
     inner,
     normalized,
 )
+from ._quantiles import LEAST_MASS, rearranged_variance
 
 
 def squared_mmd(p: Embedding, q: Embedding, *, unbiased: bool = False) -> Float[Array, "*batch"]:
@@ -104,9 +108,13 @@ def mean(embedding: Embedding) -> Points:
 
 
 def variance(embedding: Embedding) -> Points:
-    r"""Variance of each coordinate, $\sum_i w_i (x_i - m)^2 / \sum_i w_i$ `[..., *point]`.
+    r"""Variance of each coordinate under the distribution that `quantile` reads `[..., *point]`.
 
-    Signed weights can make it negative; then it is 0. NaN and errors as `mean`. Cost O(n d).
+    For non-negative weights it is $\sum_i w_i (x_i - m)^2 / \sum_i w_i$. With signed weights that
+    sum can be negative: a narrow posterior would have no spread at all. The distribution of
+    `quantile` goes up only, and lies nearer to the truth.
+
+    NaN and errors as `mean`. Cost O(n d), and for signed weights O(b d n log n) for b embeddings.
     """
     embedding = _real(embedding, "variance")
     return jax.tree.map(lambda leaf: _variance(leaf, embedding.weights), embedding.points)
@@ -117,8 +125,17 @@ def _variance(leaf: Float[Array, "n *d"], weights: Float[Array, "*b n"]) -> Floa
     flat = leaf.reshape(leaf.shape[0], -1).astype(weights.dtype)
     # Around the mean of the sample, which keeps digits where the mean is large.
     centered = flat - jnp.mean(flat, axis=0)
-    first, second = matmul(weights, centered), matmul(weights, centered**2)
-    return jnp.maximum(second - first**2, 0).reshape(*first.shape[:-1], *leaf.shape[1:])
+    rows = weights.reshape(-1, weights.shape[-1])
+
+    def plain():
+        return matmul(rows, centered**2) - matmul(rows, centered) ** 2
+
+    def rearranged():
+        return lax.map(lambda column: rearranged_variance(rows, column), centered.T).T
+
+    found = lax.cond(jnp.all(rows >= 0), plain, rearranged)
+    found = jnp.where(jnp.isnan(jnp.sum(rows, axis=1, keepdims=True)), jnp.nan, found)
+    return jnp.maximum(found, 0).reshape(*weights.shape[:-1], *leaf.shape[1:])
 
 
 def std(embedding: Embedding) -> Points:
@@ -130,19 +147,27 @@ def std(embedding: Embedding) -> Points:
 
 
 def sample(embedding: Embedding, num_samples: int, *, key: PRNGKeyArray) -> Points:
-    r"""Draw points of the embedding's sample, with probabilities $\max(w_i, 0)$ up to a factor.
+    r"""Draw points of the embedding's sample, with the weights of `probabilities`.
 
     **Arguments:** `num_samples` (static); `key`: randomness.
 
     **Returns:** `[num_samples, *point]`, with the batch axes of the weights behind the first axis.
-    Signed weights are clipped. `herd` takes them into account and is deterministic. Weights without
-    any positive one give draws that are uniform. Cost O(b n + b num_samples log n).
+    Signed weights count by the nearest distribution on the sample. Where they say that the
+    distribution lies outside of the sample, as extrapolations do, `herd` with candidates there.
+    Cost O(b n log n + b num_samples log n).
+
+    **Raises:** `ValueError` for weights that cannot be a distribution, see `quantile`. Inside `jit`
+    their draws are uniform.
     """
     count = as_count(num_samples, "num_samples")
-    weights = jnp.maximum(embedding.weights, 0)
-    empty = jnp.sum(weights, axis=-1, keepdims=True) <= 0
-    logits = jnp.log(jnp.where(empty, 1, weights))
-    index = jax.random.categorical(key, logits, shape=(count, *weights.shape[:-1]))
+    shares = probabilities(embedding)
+    if is_concrete(shares) and np.isnan(shares).any():
+        raise ValueError(
+            "The weights of `embedding` cannot be a distribution: their sum is NaN or below "
+            f"{LEAST_MASS}. Normalize weights on another scale first."
+        )
+    logits = jnp.log(jnp.where(jnp.isnan(shares), 1, shares))
+    index = jax.random.categorical(key, logits, shape=(count, *shares.shape[:-1]))
     return take(embedding.points, index)
 
 
