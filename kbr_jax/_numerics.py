@@ -87,6 +87,7 @@ def exp(x: Float[Array, "*s"]) -> Float[Array, "*s"]:
 exp.defjvps(lambda tangent, value, x: tangent * value)
 
 
+@one_program
 def squared_distances(
     x: Float[Array, "n d"], y: Float[Array, "m d"], scale: Float[Array, "*d"] | float = 1.0
 ) -> Float[Array, "n m"]:
@@ -102,7 +103,11 @@ def squared_distances(
     three times slower. What is below the rounding error of the product counts as zero, so that a
     point and its copy are at distance 0.
     """
-    return _squares(x, y, jnp.asarray(scale, x.dtype))
+    scale = jnp.asarray(scale, x.dtype)
+    # By a power of two nothing is rounded, and 1 / scale^2 stays inside the range of float32.
+    unit = lax.stop_gradient(jnp.exp2(jnp.round(jnp.log2(scale))))
+    unit = jnp.where((unit > 0) & jnp.isfinite(unit), unit, 1)
+    return _squares(x / unit, y / unit, scale / unit)
 
 
 @jax.custom_jvp

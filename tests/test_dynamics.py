@@ -317,7 +317,10 @@ def test_sampling_noise_is_unbiased():
     alone = kbr.dynamics.sampling_noise(G, sequence([[[0.0]], [[1.0], [2.0]]]))
     close(alone, [0, 1 - (1 + np.exp(-0.5)) / 2])
     model = kbr.dynamics.fit_dynamics(G, sequence())
-    close(model.regularizer, np.mean(kbr.dynamics.sampling_noise(G, sequence())), 1e-15)
+    sets = sequence()
+    many = np.asarray(sets.sizes) > 1  # one point does not tell its noise
+    noise = np.asarray(kbr.dynamics.sampling_noise(G, sets))[many]
+    close(model.regularizer, np.mean(noise), 1e-15)
 
 
 # ---- against explicit operators and refits
@@ -465,7 +468,8 @@ def test_the_operator_on_another_embedding(form):
 
 def test_stacked_forecast():
     model, factors = fit(), FACTORS
-    gram, noise = np.asarray(model.gram), np.mean(kbr.dynamics.sampling_noise(G, model.sets))
+    gram, noise = np.asarray(model.gram), kbr.dynamics.sampling_noise(G, model.sets)
+    noise = np.mean(np.asarray(noise)[np.asarray(model.sets.sizes) > 1])
     predictions, errors = [], []
     for form, restored in (("next", False), ("next", True), ("change", False)):
         for factor in factors:
@@ -690,3 +694,41 @@ def test_whole_numbers_as_coefficients_and_gram():
         kbr.Gaussian(1.0), None, gram=np.eye(3, dtype=int) + 1, regularizer=0.1
     )
     assert np.isfinite(model.coefficients).all()
+
+
+def test_padding_of_sets_decides_no_default_kernel():
+    rng = np.random.default_rng(30)
+    samples = [rng.normal(size=n) for n in (40, 3, 3, 3)]
+    everything = kbr.kernels.default_kernel(jnp.asarray(np.concatenate(samples)))
+    for turn in range(3):
+        moved = [samples[0], *(np.roll(one, turn) for one in samples[1:])]
+        found = kbr.dynamics.fit_dynamics(
+            None, kbr.dynamics.sample_sequence([jnp.asarray(one) for one in moved])
+        )
+        np.testing.assert_allclose(found.kernel.bandwidth, everything.bandwidth, rtol=1e-6)
+    stacked, mask = rng.normal(size=(5, 8, 2)), np.ones((5, 8), bool)
+    mask[:, 6:] = False
+    stacked[:, 6:] = np.nan  # what stands in padding is not looked at
+    found = kbr.dynamics.fit_dynamics(
+        None, kbr.dynamics.sample_sequence(jnp.asarray(stacked), mask=jnp.asarray(mask))
+    )
+    expected = kbr.kernels.default_kernel(jnp.asarray(stacked[:, :6].reshape(-1, 2)))
+    np.testing.assert_allclose(found.kernel.bandwidth, expected.bandwidth, rtol=1e-6)
+
+
+def test_sets_of_one_true_point_do_not_tell_noise():
+    rng, kernel = np.random.default_rng(31), kbr.Gaussian(0.7)
+    points = jnp.asarray(rng.normal(size=(6, 10, 2)))
+    alone = kbr.dynamics.sample_sequence(points, mask=jnp.zeros((6, 10), bool).at[:, 0].set(True))
+    with pytest.raises(ValueError, match="give a `regularizer`"):
+        kbr.dynamics.fit_dynamics(kernel, alone)
+    model = kbr.dynamics.fit_dynamics(kernel, alone, regularizer=0.1)
+    with pytest.raises(ValueError, match="estimator='ridge'"):
+        kbr.dynamics.extrapolate(model)
+    some = kbr.dynamics.sample_sequence([*points[:3, :1], *points[3:]])
+    whole = kbr.dynamics.fit_dynamics(
+        kernel, kbr.dynamics.sample_sequence(list(points[3:]))
+    ).regularizer
+    np.testing.assert_allclose(
+        kbr.dynamics.fit_dynamics(kernel, some).regularizer, whole, rtol=1e-9
+    )

@@ -950,3 +950,34 @@ def test_credible_levels_of_points_outside_the_domain():
         kbr.embedding.credible_level(
             kbr.embed(kbr.Gaussian(1.0), jnp.arange(4.0), jnp.ones((2, 2, 4))), jnp.ones(2)
         )
+
+
+def test_nan_weights_have_no_best_point():
+    bad = kbr.embed(kbr.Gaussian(1.0), jnp.arange(5.0) + 3, jnp.full(5, jnp.nan))
+    decoders = kbr.decode, kbr.embedding.decode_fixed_point, kbr.embedding.decode_gradient
+    assert all(np.isnan(decode(bad)) for decode in decoders)
+    weights = jnp.stack([jnp.full(5, jnp.nan), jnp.eye(5)[2]])
+    batch = kbr.decode(kbr.Embedding(bad.kernel, bad.points, weights))
+    assert np.isnan(batch[0]) and batch[1] == 5
+    with pytest.raises(ValueError, match="no label"):
+        kbr.decode(kbr.embed(kbr.Delta(), jnp.arange(5), jnp.full(5, jnp.nan)))
+
+
+def test_credible_levels_of_ties():
+    """Of two labels the more likely one is in every region."""
+    rng = np.random.default_rng(60)
+    labels, weights = rng.integers(0, 2, 300), rng.random((50, 300))
+    weights /= weights.sum(axis=1, keepdims=True)
+    shares = np.stack([weights[:, labels == label].sum(axis=1) for label in (0, 1)], axis=1)
+    for dtype in (jnp.float32, jnp.float64):
+        beliefs = kbr.embed(kbr.Delta(), jnp.asarray(labels), jnp.asarray(weights, dtype))
+        found = kbr.embedding.credible_level(beliefs, jnp.asarray(shares.argmax(axis=1)))
+        np.testing.assert_array_equal(found, 0)
+        found = kbr.embedding.credible_level(beliefs, jnp.asarray(shares.argmin(axis=1)))
+        close(found, shares.max(axis=1), 1e-5)
+
+
+def test_weights_get_the_precision_of_the_points():
+    points = jnp.asarray(1e6 + np.random.default_rng(61).normal(size=200) * 0.01)
+    embedding = kbr.embed(kbr.Gaussian(0.01), points, jnp.full(200, 1 / 200, jnp.float32))
+    close(kbr.variance(embedding), np.var(np.asarray(points)), 1e-5)

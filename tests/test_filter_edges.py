@@ -219,3 +219,112 @@ def test_nan_must_be_marked_as_missing():
         with pytest.raises(ValueError, match="`observations` are NaN at step"):
             call()
     kbr.filter_step(filt, kbr.init_filter(filt), seen[3], observed=False)
+
+
+@pytest.mark.parametrize("steps", [3, 7])
+def test_smoothing_with_a_known_transition_that_takes_inputs(steps):
+    """An input that changes nothing, and one that differs in each step against single steps."""
+    inputs = jnp.asarray(np.random.default_rng(2).normal(size=steps))
+    emission = fit_conditional(KERNEL, KERNEL_SEEN, STATES[:N], SEEN, **RIDGE)
+
+    def filt(mean, example):
+        return KernelBayesFilter(
+            emission, GaussianTransition(mean, 0.01, controls=example), regularizer=1e-2
+        )
+
+    example = jnp.zeros(())
+    free = filt(lambda s: 0.9 * s, None)
+    idle = filt(lambda s, u: 0.9 * s + 0 * u, example)
+    run = kbr.run_filter(free, SEEN[:steps])
+    again = kbr.run_filter(idle, SEEN[:steps], controls=inputs)
+    expected = kbr.smooth(free, run, regularizer=0.1)
+    found = kbr.smooth(idle, again, regularizer=0.1, controls=inputs)
+    np.testing.assert_allclose(found.weights, expected.weights, atol=1e-12)
+    moved = filt(lambda s, u: 0.9 * s + 0.1 * u, example)
+    smoother = moved.smoother(emission.embed_x(run.weights).points)
+    both = smoother.forward(run.weights, inputs)
+    for t in range(steps):
+        one = smoother.forward(run.weights[t : t + 1], inputs[t : t + 1])[0]
+        np.testing.assert_allclose(both[t], one, atol=1e-12)
+    assert np.abs(np.asarray(both - smoother.forward(run.weights, inputs[::-1]))).max() > 1e-4
+
+
+def test_moves_are_states_and_their_covariance_is_symmetric():
+    features = fit_conditional(KERNEL, KERNEL_SEEN, STATES[:N], SEEN, **RIDGE).features_x
+    for covariance in ([[0.1, 0.05], [0.0, 0.1]], [[0.1, 5.0], [0.0, 0.1]]):
+        with pytest.raises(ValueError, match="symmetric"):
+            GaussianTransition(lambda s: s, np.array(covariance)).coordinates(
+                features, STATES[:2], None
+            )
+    with pytest.raises(ValueError, match="must return a state of shape"):
+        GaussianTransition(lambda s: s[0], 0.1).coordinates(features, STATES[:2], None)
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        2.0 * kbr.Linear(),
+        kbr.kernels.Warped(kbr.Linear(), jnp.tanh),
+        kbr.TensorProduct((kbr.Linear(), kbr.Linear())),
+    ],
+)
+def test_priors_in_a_kernel_without_a_constant(kernel):
+    x = np.random.default_rng(3).normal(size=(30, 2))
+    x = jnp.asarray(x - x.mean(axis=0))
+    points = (x[:, :1], x[:, 1:]) if isinstance(kernel, kbr.TensorProduct) else x
+    model = fit_conditional(kernel, KERNEL_SEEN, points, x[:, 0], **RIDGE)
+    prior = kbr.embed(kernel, jax.tree.map(lambda leaf: leaf[:7], points))
+    assert np.isfinite(kbr.bayes_rule(model, prior, x[0, 0], **RIDGE).weights).all()
+
+
+def test_a_prior_elsewhere_is_refused_whatever_its_own_kernel_is():
+    model = fit_conditional(KERNEL, KERNEL_SEEN, STATES[:N], SEEN, **RIDGE)
+    with pytest.raises(ValueError, match="lies on the training x"):
+        kbr.bayes_rule(model, kbr.embed(kbr.Linear(), STATES[:5] + 30), SEEN[0], **RIDGE)
+
+
+def test_nan_is_no_first_observation():
+    with pytest.raises(ValueError, match="NaN"):
+        kbr.filtering.init_from_observation(fit(), jnp.full(2, jnp.nan), regularizer=0.1)
+
+
+def test_a_loss_of_no_step_is_an_error():
+    with pytest.raises(ValueError, match="No step is counted"):
+        kbr.filter_loss(fit(), STATES[:6], SEEN[:6], burn_in=10)
+    with pytest.raises(ValueError, match="No step is counted"):
+        kbr.filter_loss(fit(), STATES[:6], SEEN[:6], counted=np.zeros(6, bool))
+    with pytest.raises(ValueError, match=r"states\[1\]"):
+        kbr.filter_loss(fit(), [STATES[:6], STATES[:6]], [SEEN[:6], SEEN[:5]])
+
+
+def test_an_observation_beyond_reach_has_value_0_in_the_2009_filter():
+    filt = fit_conditional_embedding_filter(KERNEL, KERNEL_SEEN, STATES, SEEN, **RIDGE)
+    seen = SEEN[:3].at[1].set(1e6)
+    values = kbr.run_filter(filt, seen, observed=np.array([True, True, False])).predictive_value
+    assert values[1] == 0 and np.isnan(values[2]) and values[0] > 0
+
+
+@pytest.mark.parametrize("random", [False, True])
+def test_moments_are_diagnosed_by_their_own_mass(random):
+    first, second = (
+        kbr.greedy_landmarks(kernel, sample, rank=15)
+        for kernel, sample in ((KERNEL, STATES), (KERNEL_SEEN, SEEN))
+    )
+    if random:
+        first = kbr.features.random_fourier(KERNEL, STATES, rank=80, key=jax.random.key(0))
+    maps = kbr.moments.moment_maps(KERNEL, KERNEL_SEEN, first, second, shift=True)
+    moments = kbr.moments.collect_moments(maps, STATES[:N], SEEN, STATES[1:])
+    clipping = kbr.Clipping(clip=False, truncation=0.0)
+    emission = kbr.moments.fit_conditional(moments, **RIDGE)
+    filt = KernelBayesFilter(emission, None, shift=True, clipping=clipping, **RIDGE)
+    run = kbr.run_filter(filt, SEEN[:5])
+    mass = kbr.filtering.diagnose(filt, run).mass
+    np.testing.assert_allclose(mass, emission.total(run.weights))
+
+
+def test_chunks_of_unpaired_parts_are_named():
+    maps = kbr.moments.moment_maps(
+        KERNEL, KERNEL_SEEN, kbr.Landmarks(STATES[:5]), kbr.Landmarks(SEEN[:5])
+    )
+    with pytest.raises(ValueError, match="`y` has 4 points and `x` 3"):
+        kbr.moments.collect_moments(maps, iter([(STATES[:5], SEEN[:5]), (STATES[:3], SEEN[:4])]))

@@ -773,3 +773,39 @@ def test_a_function_of_half_precision_is_looked_at_too():
         kbr.fit_conditional(
             lambda a, b: -jnp.sum((a - b) ** 2), kbr.Gaussian(1.0), x, x, regularizer=1e-1
         )
+
+
+def test_default_bandwidths_follow_units_and_offsets():
+    """In float32 too, where squares of such numbers would be 0 or infinite."""
+    x = np.random.default_rng(50).normal(size=(60, 2))
+    expected = np.asarray(kbr.kernels.default_kernel(jnp.asarray(x)).bandwidth)
+    for unit in (1e-22, 1e20):
+        small = jnp.asarray(x * unit, jnp.float32)
+        kernel = kbr.kernels.default_kernel(small)
+        np.testing.assert_allclose(np.asarray(kernel.bandwidth) / unit, expected, rtol=1e-4)
+        reference = kbr.gram(kbr.Gaussian(expected), jnp.asarray(x))
+        np.testing.assert_allclose(kbr.gram(kernel, small), reference, atol=1e-4)
+    even = np.random.default_rng(51).integers(0, 8, (60, 1)) / 8
+    found = [
+        np.asarray(kbr.kernels.default_kernel(jnp.asarray(even + offset, jnp.float32)).bandwidth)
+        for offset in (0, 1e5)
+    ]
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-4)
+
+
+def test_nan_gives_no_bandwidth():
+    x = jnp.asarray(np.random.default_rng(52).normal(size=(2, 20)))
+    x = x.at[1, 3].set(jnp.nan)
+    found = jax.vmap(kbr.median_heuristic)(x)
+    assert found[0] > 0 and jnp.isnan(found[1])
+    known = jnp.ones(20, bool)
+    assert jnp.isnan(jax.jit(lambda x: kbr.median_heuristic(x, mask=known))(x[1]))
+    assert jnp.isnan(jax.jit(lambda x: kbr.kernels.default_kernel(x).bandwidth)(x[1]))
+
+
+def test_gram_follows_what_a_map_closes_over():
+    factor, x = {"a": 1.0}, jnp.arange(4.0) / 3
+    kernel = kbr.kernels.Warped(kbr.Gaussian(1.0), lambda z: z * factor["a"])
+    first = kbr.gram(kernel, x)
+    factor["a"] = 5.0
+    assert kbr.gram(kernel, x)[0, 3] < first[0, 3] / 100

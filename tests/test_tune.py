@@ -389,3 +389,31 @@ def test_a_checkpoint_is_of_one_rhythm_and_not_longer_than_the_run(tmp_path):
     with pytest.raises(ValueError, match="has 20 steps, more than `num_steps` = 10"):
         run(10, 10)
     assert len(run(30, 10).history.loss) == 30
+
+
+def test_rows_of_a_batch_are_of_one_length():
+    with pytest.raises(ValueError, match="different numbers of points"):
+        kbr.tuning.minibatch({"x": jnp.arange(9.0), "y": jnp.arange(3.0)}, 2, key=jax.random.key(0))
+
+
+def test_a_checkpoint_of_a_small_loss_or_another_kind_of_key(tmp_path):
+    def run(target, name, key=None):
+        def loss(p, key=None):
+            return 1e-10 * (p["h"] - target) ** 2
+
+        return kbr.tuning.tune(
+            loss,
+            {"h": 1.0},
+            optax.adam(0.1),
+            num_steps=4,
+            key=key,
+            progress=False,
+            checkpoint=tmp_path / name,
+        )
+
+    run(3.0, "loss")
+    with pytest.raises(ValueError, match="is of another run"):
+        run(-5.0, "loss")
+    run(3.0, "key", jax.random.key(0))
+    with pytest.raises(ValueError, match="is of another run"):
+        run(3.0, "key", jax.random.PRNGKey(0))

@@ -17,7 +17,7 @@ from .._numerics import matmul, safe_sqrt
 from .._typing import Array, ArrayLike, Float
 from ..embedding import Embedding, inner
 from ..kernels import AbstractKernel, KernelLike, as_kernel, default_kernel
-from ._sets import SampleSequence, combine, embedding_gram, sampling_noise
+from ._sets import SampleSequence, combine, embedding_gram, mean_noise
 
 
 class DistributionDynamics(eqx.Module):
@@ -66,8 +66,8 @@ def fit_dynamics(
     - `kernel`: of the points; `TensorProduct((kernel_x, Delta()))` for points with labels.
     - `sets`: T >= 2 samples, from `sample_sequence`; or None with a `gram`.
     - `regularizer`: $\lambda \ge 0$, as printed: not multiplied by the number of steps. L15 takes 1
-      / n for samples of n points. None takes the mean of `sampling_noise`, which is better in all
-      of its settings, times the mean of $\Delta_t^2$, so that no forecast depends on the unit of
+      / n for samples of n points. None takes the mean of `sampling_noise` over sets of more than
+      one point, which is better in all of its settings, times the mean of $\Delta_t^2$, so that no forecast depends on the unit of
       `times`; `rolling_origin_errors` chooses one where more than noise must be smoothed. 0
       interpolates, with the smallest A that does.
     - `step_weights`: $\gamma_t \ge 0$ `[T - 1]`, of the step from set t to t + 1; 1 by default. For
@@ -86,7 +86,8 @@ def fit_dynamics(
     of a wrong length or order.
     """
     if kernel is None and sets is not None:
-        kernel = default_kernel(jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), sets.points))
+        points = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), sets.points)
+        kernel = default_kernel(points, (sets.weights != 0).reshape(-1))
     kernel = as_kernel(kernel)
     if gram is None:
         if sets is None:
@@ -110,13 +111,8 @@ def fit_dynamics(
     elif sets is None:
         raise ValueError("Give a `regularizer`: without `sets` no sampling noise is known.")
     else:
-        if jax.tree.leaves(sets.points)[0].shape[1] == 1:
-            raise ValueError(
-                "Sets of one point do not tell how much an embedding scatters: give a "
-                "`regularizer`."
-            )
-        noise = sampling_noise(kernel, sets, squared_norms=jnp.diagonal(gram))
-        ridge = noise_ridge(jnp.mean(noise), intervals)
+        noise = mean_noise(kernel, sets, jnp.diagonal(gram), "give a `regularizer`")
+        ridge = noise_ridge(noise, intervals)
     matrix = coefficient_matrix(gram, gammas, intervals, ridge)
     return DistributionDynamics(kernel, sets, gram, matrix, intervals, ridge, gammas, form)
 

@@ -165,7 +165,11 @@ def _as_classes(labels: Array, classes: ArrayLike | None) -> Array:
         if not is_concrete(labels):
             raise ValueError("Under `jit` the labels cannot be looked at: give `classes`.")
         classes = np.unique(np.asarray(labels))
-    classes = jnp.asarray(classes, labels.dtype)
+    given, classes = classes, jnp.asarray(classes, labels.dtype)
+    if is_concrete(classes):
+        same = np.asarray(classes).astype(np.asarray(given).dtype) == np.asarray(given)
+        if not np.all(same) or len(np.unique(np.asarray(classes))) < classes.size:
+            raise ValueError(f"`classes` must be different labels of {labels.dtype}, got {given}.")
     if classes.ndim != 1 or classes.shape[0] < 2:
         raise ValueError(f"A classifier needs at least two `classes`, got {classes.shape}.")
     if is_concrete(labels) and is_concrete(classes):

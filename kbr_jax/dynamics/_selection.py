@@ -101,8 +101,8 @@ def leave_one_out_errors(
     $$ |e_t|^2 = \sum_{su} V_{ts} V_{tu} \langle \nu_s, \nu_u \rangle, \qquad V =
        \operatorname{diag}(W)^{-1} W, $$
 
-    with the responses $\nu_s = \hat\mu_{s+1}$ (or the changes): exactly what refits without step t
-    would give.
+    with the responses $\nu_s = \hat\mu_{s+1}$ (or the changes, and $V_{ts} \Delta_t / \Delta_s$
+    for steps of unequal times): exactly what refits without step t would give.
 
     **Arguments:** `kernel` whose RKHS measures the error, by default the model's own. Choose
     bandwidths by `rolling_origin_errors`: leave-one-out is unsafe for bandwidth and regularizer

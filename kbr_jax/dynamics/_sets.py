@@ -19,6 +19,7 @@ from .._checks import (
     is_concrete,
     stacked,
     take,
+    without_padding,
 )
 from .._numerics import matmul
 from .._typing import Array, ArrayLike, Float, Points
@@ -81,7 +82,7 @@ def sample_sequence(
 
 
 def _sequence(points: Points, weights: ArrayLike | None, mask: ArrayLike | None) -> SampleSequence:
-    points = check_finite(as_points(points, "sets"), "sets")
+    points = as_points(points, "sets")
     leaves = jax.tree.leaves(points)
     shape = leaves[0].shape[:2]
     if any(leaf.ndim < 2 or leaf.shape[:2] != shape for leaf in leaves) or shape[1] == 0:
@@ -99,6 +100,9 @@ def _sequence(points: Points, weights: ArrayLike | None, mask: ArrayLike | None)
             f"`mask` leaves no point of the sets {empty}; drop them: the `times` of `fit_dynamics` "
             f"allow for gaps."
         )
+    if mask is not None:
+        points = jax.vmap(without_padding)(points, present)
+    points = check_finite(points, "sets")
     if weights is None:
         counts = jnp.sum(present, axis=1, keepdims=True).astype(dtype)
         return SampleSequence(
@@ -215,6 +219,17 @@ def sampling_noise(
         squared_norms = _products(kernel, sets, sets, (index, index), 1)
     own = jax.vmap(kernel.diagonal)(sets.points).astype(weights.dtype)
     return _noise(weights, own, squared_norms)
+
+
+def mean_noise(
+    kernel: AbstractKernel, sets: SampleSequence, squared_norms: Float[Array, " T"], remedy: str
+) -> Float[Array, ""]:
+    """The mean of `sampling_noise` over sets of more than one point: one does not tell it."""
+    many = sets.sizes > 1
+    if is_concrete(many) and not np.any(np.asarray(many)):
+        raise ValueError(f"Sets of one point do not tell how much an embedding scatters: {remedy}.")
+    noise = sampling_noise(kernel, sets, squared_norms=squared_norms)
+    return jnp.sum(jnp.where(many, noise, 0)) / jnp.maximum(jnp.sum(many), 1).astype(noise.dtype)
 
 
 @jax.jit

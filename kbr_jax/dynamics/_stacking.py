@@ -17,7 +17,7 @@ from .._typing import Array, Float, with_numbers
 from ..embedding import Embedding, normalized
 from ._dynamics import DistributionDynamics, advance, forecast_coefficients, noise_ridge
 from ._selection import intervals_of, left_out_predictions, refitted, rolling_origin_predictions
-from ._sets import combine, sampling_noise
+from ._sets import combine, mean_noise
 
 #: Regularizers, in units of the sampling noise of the embeddings.
 _FACTORS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
@@ -48,7 +48,7 @@ def stacked_forecast(model: DistributionDynamics, steps: int = 1) -> StackedFore
     r"""Predict without a regularizer to choose, by stacking many predictions (Wolpert 1992).
 
     The candidates are both forms of `fit_dynamics` with regularizers $f \sigma^2$, where $\sigma^2$
-    is the mean `sampling_noise` and f = 1/2, 1, ..., 16 (for "change" times the mean of
+    is the mean `sampling_noise` of sets of more than one point, and f = 1/2, 1, ..., 16 (for "change" times the mean of
     $\Delta_t^2$). One more is the straight line $a + b t$ through the embeddings by least squares.
     A mixture whose shares drift evenly follows it. The shares $\pi$ minimize
 
@@ -62,8 +62,9 @@ def stacked_forecast(model: DistributionDynamics, steps: int = 1) -> StackedFore
     cancel.
 
     Several steps ahead no step is left out, all sets from the third on are predicted, "next" is
-    divided by its mass after each step, and the prediction has mass 1. Its distance in the RKHS is
-    then often larger than that of the ridge forecast, which loses mass and goes to 0.
+    divided by its mass after each step, and the prediction has the mass of the last set. Its
+    distance in the RKHS is then often larger than that of the ridge forecast, which loses mass and
+    goes to 0.
 
     **Arguments:** `model`: its Gram matrix, step weights and times are used, its form and
     regularizer are not. "next" takes unequal steps as equal. `steps` ahead k (static).
@@ -79,9 +80,8 @@ def stacked_forecast(model: DistributionDynamics, steps: int = 1) -> StackedFore
             f"Stacking needs at least {max(4, steps + 2)} sampled sets to judge predictions by, "
             f"got {count if model.sets is not None else 'none'}; use `estimator='ridge'`."
         )
-    noise = jnp.mean(
-        sampling_noise(model.kernel, model.sets, squared_norms=jnp.diagonal(model.gram))
-    )
+    norms = jnp.diagonal(model.gram)
+    noise = mean_noise(model.kernel, model.sets, norms, "use `estimator='ridge'`")
     floor = jnp.finfo(model.gram.dtype).eps * jnp.mean(jnp.diagonal(model.gram))
     return _stack(model, jnp.maximum(noise, floor), steps)
 
@@ -95,7 +95,7 @@ def extrapolate(
     r"""Predict the distribution `steps` steps ahead (L15 eqs 5 and 8, algorithm 1).
 
     - `"stacked"`: the combination of `stacked_forecast`. It uses neither the form nor the
-      regularizer of the model. It keeps mass 1 from two steps ahead on.
+      regularizer of the model. It keeps the mass of the last set from two steps ahead on.
     - `"ridge"`: $\tilde\mu_{T + k} = \tilde A^k \hat\mu_T$ with the operator of the model, as in
       L15. Mass is lost as the regularizer and k grow; `normalize` restores it.
 

@@ -7,10 +7,19 @@ $$ y^* = \operatorname{argmin}_y |\mu - \phi(y)|^2 = \operatorname{argmin}_y \; 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 
-from .._checks import as_batch, as_count, as_points, check_alike, in_one_precision, take
+from .._checks import (
+    as_batch,
+    as_count,
+    as_points,
+    check_alike,
+    in_one_precision,
+    is_concrete,
+    take,
+)
 from .._lapack import determinant, svd
 from .._numerics import HIGHEST, matmul, safe_divide
 from .._typing import Array, ArrayLike, Float, Point, Points
@@ -37,7 +46,22 @@ def decode(embedding: Embedding, candidates: Points | None = None) -> Point:
     """
     points = embedding.points if candidates is None else as_points(candidates, "candidates")
     check_alike(points, "candidates", embedding.points, "embedding.points")
-    return take(points, jnp.argmin(decoding_objective(embedding, points), axis=-1))
+    best = take(points, jnp.argmin(decoding_objective(embedding, points), axis=-1))
+    return _unless_nan(embedding, best)
+
+
+def _unless_nan(embedding: Embedding, found: Point) -> Point:
+    """The point that was found: NaN where the weights are, which say nothing."""
+    bad = jnp.isnan(jnp.sum(embedding.weights, axis=-1))
+
+    def one(leaf):
+        if jnp.issubdtype(leaf.dtype, jnp.floating):
+            return jnp.where(bad.reshape(*bad.shape, *[1] * (leaf.ndim - bad.ndim)), jnp.nan, leaf)
+        if is_concrete(bad) and np.any(np.asarray(bad)):
+            raise ValueError("The weights of `embedding` are NaN: no label is the best one.")
+        return leaf
+
+    return jax.tree.map(one, found)
 
 
 @eqx.filter_jit
@@ -85,7 +109,7 @@ def decode_fixed_point(
         improves = values <= values[2] + slack
         return trials[jnp.where(improves[0], 0, jnp.where(improves[1], 1, 2))], None
 
-    return lax.scan(step, start, length=num_steps)[0]
+    return _unless_nan(embedding, lax.scan(step, start, length=num_steps)[0])
 
 
 def _in_one_dtype(embedding: Embedding) -> Embedding:
@@ -162,7 +186,7 @@ def _descend(
         return carry[2], carry[3]
 
     points, values = jax.vmap(descend)(first)
-    return points[jnp.argmin(values)]
+    return _unless_nan(embedding, points[jnp.argmin(values)])
 
 
 @jax.custom_jvp

@@ -63,7 +63,8 @@ def embed(kernel: KernelLike, points: Points, weights: ArrayLike | None = None) 
     kernel = kernel_for(kernel, points)
     kernel.check(points, "points")
     dtype = jax.eval_shape(kernel.diagonal, points).dtype
-    return Embedding(kernel, points, as_weights(weights, size(points), "weights", dtype))
+    weights = as_weights(weights, size(points), "weights", dtype)
+    return Embedding(kernel, points, weights.astype(np.promote_types(weights.dtype, dtype)))
 
 
 def check_embedding(value: Any, name: str) -> None:

@@ -1,5 +1,7 @@
 """Credible regions by the density of a belief, for points of any number of dimensions."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 
@@ -51,6 +53,9 @@ def credible_level(
     kernel = embedding.kernel
     own = matmul(shares, kernel.gram(embedding.points, embedding.points).astype(shares.dtype))
     at = jnp.sum(kernel.gram(points, embedding.points).astype(shares.dtype) * shares, axis=1)
-    levels = jnp.sum(jnp.where(own > at[:, None], shares, 0), axis=1)
+    # The two sums round differently: a point is not more likely than its own copy.
+    n, eps = shares.shape[1], float(jnp.finfo(shares.dtype).eps)
+    slack = 4 * eps * math.sqrt(n) * jnp.max(jnp.abs(own), axis=1, keepdims=True)
+    levels = jnp.sum(jnp.where(own > at[:, None] + slack, shares, 0), axis=1)
     levels = jnp.where(jnp.isnan(at), jnp.nan, levels)
     return levels[0] if single else levels

@@ -42,7 +42,7 @@ def squared_mmd(p: Embedding, q: Embedding, *, unbiased: bool = False) -> Float[
     `ValueError` as `inner`, and for the unbiased form of one point.
     """
     check_one_space(p, q)
-    return _squared_mmd(p, q, unbiased)
+    return _squared_mmd(p, q, bool(unbiased))
 
 
 @eqx.filter_jit

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh
 
-from .._checks import as_count, as_mask, as_positive, stacked, take
+from .._checks import as_count, as_mask, as_points, as_positive, stacked, take
 from .._typing import Array, ArrayLike, Bool, Float, Point, Points, with_numbers
 from ..devices import over_devices
 from ..embedding import Embedding
@@ -190,10 +190,9 @@ def init_from_observation(
     observation, control = (
         jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], part) for part in (observation, control)
     )
-    codes, controls = (
-        filt.encode(observation, None, "observation")[0],
-        filt.encode_controls(control, 1),
-    )
+    check_marked(observation, None)
+    codes = filt.encode(observation, None, "observation")[0]
+    controls = filt.encode_controls(control, 1)
     weights, prior, value = filt.start(
         take(codes, 0), as_positive(regularizer, "regularizer", scalar=True)
     )
@@ -254,6 +253,7 @@ def run_filter(
     if checkpoint_every is not None:
         checkpoint_every = as_count(checkpoint_every, "checkpoint_every")
     if not many:
+        observations = as_points(observations, "observations")
         inputs = observations, controls, observed, None
         return _scan(filt, state, *inputs, output_fn, checkpoint_every)
     stacks, lengths = _padded_sequences(observations, controls, observed)

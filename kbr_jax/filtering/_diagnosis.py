@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._numerics import safe_divide
-from ..embedding import Embedding
 from ._base import AbstractFilter
 
 #: A prior on fewer points than this cannot follow a state, and a share of steps below it is said.
@@ -59,11 +58,10 @@ def diagnose(filt: AbstractFilter, run: Any) -> Any:
     if emission is None:
         prior = jnp.maximum(run.predicted, 0)
         size = safe_divide(jnp.sum(prior, axis=1) ** 2, jnp.sum(prior**2, axis=1))
+        mass = jnp.sum(filt.embed(run.weights).weights, axis=1)
     else:
-        size = emission.effective_size(run.predicted)
-    size = np.asarray(size)
-    belief: Embedding = filt.embed(run.weights)
-    mass = np.asarray(belief.weights).sum(1)
+        size, mass = emission.effective_size(run.predicted), emission.total(run.weights)
+    size, mass = np.asarray(size), np.asarray(mass)
     values, cut = np.asarray(run.predictive_value), np.asarray(run.discarded)
     lost = _longest(values)
     notes: list[Any] = [

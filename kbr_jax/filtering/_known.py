@@ -110,8 +110,11 @@ class KnownSmoother(AbstractSmoother):
     model: ConditionalEmbedding
     transition: KnownTransition
 
-    def forward(self, weights: Float[Array, "*b m"], control: Any) -> Float[Array, "*b r"]:
-        return matmul(weights, self._matrix(control))
+    def forward(self, weights: Float[Array, "b m"], control: Any) -> Float[Array, "b r"]:
+        if self.transition.known.controls is None:
+            return matmul(weights, self._matrix(None))
+        rows = weights, control
+        return jax.lax.map(lambda row: matmul(row[0], self._matrix(row[1])), rows)
 
     def adjoint(self, code: Float[Array, "b r"], control: Any) -> Float[Array, "b m"]:
         return matmul(code, self._matrix(control).T)
@@ -218,6 +221,10 @@ class GaussianTransition(AbstractKnownTransition):
         d = points.shape[1]
         inputs = () if self.controls is None else (control,)
         centers = jax.vmap(lambda s: self.mean(s, *inputs))(points)
+        if centers.shape != points.shape:
+            raise ValueError(
+                f"`mean` must return a state of shape {points.shape[1:]}, got {centers.shape[1:]}."
+            )
         centers = centers.astype(points.dtype)
         covariance = self._checked(d).astype(points.dtype)
         if covariance.ndim < 2:
@@ -241,9 +248,12 @@ class GaussianTransition(AbstractKnownTransition):
                 f"coordinates, got shape {found.shape}."
             )
         if is_concrete(found):
-            least = np.linalg.eigvalsh(found).min() if found.ndim == 2 else np.min(found)
-            if not least >= -np.finfo(np.float32).eps * np.max(np.abs(found)):
-                raise ValueError(f"`covariance` must not be negative, got {np.asarray(found)}.")
+            values = np.asarray(found)
+            if values.ndim == 2 and not np.allclose(values, values.T, atol=0):
+                raise ValueError(f"`covariance` must be symmetric, got {values}.")
+            least = np.linalg.eigvalsh(values).min() if values.ndim == 2 else values.min()
+            if not least >= -np.finfo(np.float32).eps * np.abs(values).max():
+                raise ValueError(f"`covariance` must not be negative, got {values}.")
         return found
 
 

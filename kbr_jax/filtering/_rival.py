@@ -136,5 +136,5 @@ class RivalFilter(AbstractWrappedFilter):
         emission: Any = self.base.emission
         features = emission.features_y
         image = matmul(weights, features.matrix)
-        twice = image if isinstance(features, AbstractGram) else image @ features.matrix.T
+        twice = image if isinstance(features, AbstractGram) else matmul(image, features.matrix.T)
         return jnp.sum(weights * (twice - 2 * emission.likelihood(code)), axis=1)

@@ -98,7 +98,8 @@ class ConditionalEmbeddingFilter(AbstractFilter):
         observed = as_mask(observed, size(observations), "observed")
         filled = fill(like(observations, features.points), observed, take(features.points, 0))
         codes = features.coordinates(filled)
-        return codes, observed & ~features.beyond_reach(codes, filled)
+        lost = features.beyond_reach(codes, filled)
+        return jnp.where(lost[:, None], 0, codes), observed & ~lost
 
     def encode_controls(self, controls: Points | None, count: int) -> None:
         no_controls(controls)
@@ -124,7 +125,8 @@ class ConditionalEmbeddingFilter(AbstractFilter):
         belief = jnp.where(observed, belief, predicted)
         # The weights of "song2009" sum to 0; the affine prediction foresees the observation.
         value = self._predictive_value(self._transition(state, "affine"), code)
-        value = jnp.where(observed, value, jnp.nan)
+        # Beyond reach the code is 0, and so is the value. What is missing has none.
+        value = jnp.where(observed | jnp.all(code == 0), value, jnp.nan)
         return belief, FilterOutput(belief, predicted, value, zero, jnp.asarray(False))
 
     def advance(self, weights: Float[Array, " n"], control: None) -> Float[Array, " n"]:

@@ -132,8 +132,11 @@ def _herd(
     zero = jnp.zeros((), dtype)
     start = (filling, jnp.zeros(count, dtype), jnp.zeros(starts.shape[0], dtype), zero, zero)
     carry, objective = lax.scan(step, start, jnp.arange(1, count + 1).astype(dtype))
+    uniform = jnp.full(count, 1 / count, dtype)
     return HerdingResult(
-        Embedding(kernel, carry[0], jnp.full(count, 1 / count, dtype)), None, objective
+        Embedding(kernel, carry[0], jnp.where(jnp.isnan(objective[-1]), jnp.nan, uniform)),
+        None,
+        objective,
     )
 
 

@@ -44,17 +44,22 @@ def coordinate_scale(
     points that are matrices or images. A constant coordinate has unit 1. `weights` of the points
     are uniform by default. Cost O(n d).
     """
-    center = jnp.average(x, axis=0, weights=weights)
-    each = safe_sqrt(jnp.average((x - center) ** 2, axis=0, weights=weights))
+    moved = x - jnp.average(x, axis=0, weights=weights)
+    # The squares of small or large numbers would leave the range of float32.
+    most = jnp.max(jnp.abs(moved), axis=0)
+    unit = jnp.where(most > 0, most, 1)
+    each = unit * safe_sqrt(jnp.average((moved / unit) ** 2, axis=0, weights=weights))
     # The deviation of a constant would be rounding of its mean.
     counted = jnp.ones(len(x), bool) if weights is None else weights > 0
     same = x == x[jnp.argmax(counted)]
     each = jnp.where(jnp.all(same | ~counted.reshape(-1, *[1] * (x.ndim - 1)), axis=0), 0, each)
-    common = safe_sqrt(jnp.mean(each**2))
+    most = jnp.max(each)
+    unit = jnp.where(most > 0, most, 1)
+    common = unit * safe_sqrt(jnp.mean((each / unit) ** 2))
     # The entries of a rotation share a unit: one that hardly moves is not noise to be blown up.
     own = (jnp.max(each) > 3 * jnp.min(each)) & (x.ndim == 2)
     found = jnp.where(own, each, common)
-    return jnp.where(found > 0, found, 1.0)
+    return jnp.where(found <= 0, 1.0, found)  # NaN stays
 
 
 def default_kernel(x: Points, mask: ArrayLike | None = None) -> AbstractKernel:
@@ -93,6 +98,7 @@ def _bandwidth(
     """The median distance in units of the coordinates: with padding that of the true points."""
     n, known = size(x), None
     some, weights = _even(n, _POINTS), None if mask is None else mask.astype(x.dtype)
+    x = x - jnp.average(x, axis=0, weights=weights)  # keeps digits of points far from 0
     scale = coordinate_scale(x, weights)
     if n < 2:
         return scale
@@ -224,15 +230,10 @@ def gram(kernel: KernelLike, x: Points, y: Points | None = None) -> Float[Array,
     kernel = kernel_for(kernel, x)
     kernel.check(x, "x")
     if y is None:
-        return _compiled(kernel, x, x)
+        return kernel.gram(x, x)
     y = as_points(y, "y")
     check_alike(y, "y", x, "x")
     kernel.check(y, "y")
-    return _compiled(kernel, x, y)
-
-
-@eqx.filter_jit
-def _compiled(kernel: AbstractKernel, x: Points, y: Points) -> Float[Array, "n m"]:
     return kernel.gram(x, y)
 
 

@@ -89,7 +89,9 @@ def median_distance(
         both = known[pairs[0]] & known[pairs[1]]
         median = jnp.nan_to_num(jnp.nanmedian(jnp.where(both, distances, jnp.nan)))
         mean = jnp.nan_to_num(jnp.mean(distances, where=both))
-    return jnp.where(median > 0, median, jnp.where(mean > 0, mean, 1))
+        median = jnp.where(jnp.any(both & jnp.isnan(distances)), jnp.nan, median)
+    # NaN is not above 0 and stays.
+    return jnp.where(median <= 0, jnp.where(mean > 0, mean, 1), median)
 
 
 #: Entries of K in a block by default: 16 MiB in float64, which a last-level cache holds; and rows

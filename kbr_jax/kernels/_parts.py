@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from .._numerics import matmul
 from .._typing import Array, Float, Point, Points
 from ._base import AbstractKernel, as_kernel, as_map
+from ._families import AbstractDotProduct
 
 
 def _as_kernels(kernels: Any) -> tuple[AbstractKernel, ...]:
@@ -144,3 +145,13 @@ class FeatureMap(AbstractKernel):
         values = jax.eval_shape(jax.vmap(self.map), x)
         if not hasattr(values, "dtype") or not jnp.issubdtype(values.dtype, jnp.floating):
             raise ValueError(f"The map of `FeatureMap` must give one real array for each `{name}`.")
+
+
+def of_products(kernel: AbstractKernel) -> bool:
+    """Whether some part of a kernel is an inner product of points or of a network's features.
+
+    Its RKHS need not hold a constant: sums of weights mean nothing.
+    """
+    found = (AbstractDotProduct, FeatureMap)
+    parts = jax.tree.leaves(kernel, is_leaf=lambda part: isinstance(part, found))
+    return any(isinstance(part, found) for part in parts)

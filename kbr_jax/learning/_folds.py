@@ -87,6 +87,8 @@ def split(states: Any, observations: Any) -> list[tuple[list[Sequence], list[Seq
             if learn and learn[-1][0] == index and learn[-1][2] == start:
                 start = learn.pop()[1]
             learn.append((index, start, stop))
+        # One step alone is no transition.
+        learn = [b for b in learn if b[2] - b[1] > 1]
         folds.append(([part(*b) for b in learn], [part(*b) for b in blocks[fold::count]]))
     return folds
 
@@ -174,6 +176,7 @@ def _with_other_noise(model: AbstractConditional, truth: Points, seen: Array) ->
     flat = truth.reshape(-1, *truth.shape[2:])
     expected, count = predicted(model, flat), len(flat)
     noise = seen.reshape(count, -1) - expected
-    near = np.abs(np.subtract.outer(np.arange(count), np.arange(count))) < BLOCK
+    reach = min(BLOCK, max(1, count // 2))
+    near = np.abs(np.subtract.outer(np.arange(count), np.arange(count))) < reach
     other = np.argmin(np.where(near, np.inf, distances(flat, flat)), axis=1)
     return (expected + noise[other]).reshape(seen.shape)

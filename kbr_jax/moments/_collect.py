@@ -120,13 +120,20 @@ def _checked(maps: MomentMaps, x: Points, y: Points, successors: Points | None, 
     return x, y, successors, as_mask(padding, size(x), "mask")
 
 
+#: What a chunk holds.
+_PARTS = ("x", "y", "successors")
+
+
 def _collect_chunks(maps: MomentMaps, chunks: Any, block_size: int | None) -> Moments:
     moments, rows = None, 0
     for chunk in chunks:
         rows = rows or size(chunk[0])
         missing = max(rows - size(chunk[0]), 0)
         mask = np.arange(size(chunk[0]) + missing) < size(chunk[0])
-        data = (padded(jax.tree.map(jnp.asarray, part), missing) for part in chunk)
+        parts = [as_points(part, name) for part, name in zip(chunk, _PARTS, strict=False)]
+        for part, name in zip(parts[1:], _PARTS[1:], strict=False):
+            check_same_size(part, name, parts[0], "x")
+        data = (padded(part, missing) for part in parts)
         part = collect_moments(maps, *data, mask=mask, block_size=block_size)
         # Not by `merge_moments`, whose checks wait for the sums of each chunk.
         moments = part if moments is None else _over_sums(jnp.add, moments, part)

@@ -170,6 +170,10 @@ class MomentModel(AbstractConditional):
         values = self.read(belief, self.moments.readout[..., :-1])
         return values / guarded_sum(self._cell_weights(belief))[..., None]
 
+    def total(self, belief: MomentWeights) -> Float[Array, "*b"]:
+        """The mass of a belief."""
+        return jnp.sum(self._cell_weights(belief), axis=-1)
+
     def _cell_weights(self, belief: MomentWeights) -> Float[Array, "*b K"]:
         """Sum of the belief's weights over each basis function."""
         return belief.prior * matmul(belief.update, self.moments.readout[..., -1].T)

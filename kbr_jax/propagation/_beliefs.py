@@ -70,10 +70,12 @@ class Beliefs(eqx.Module):
     def mean(self) -> Points:
         r"""Means `[nodes, *point]` of real points, $\sum_i b_i x_i$.
 
-        The estimate of least squared error.
+        The estimate of least squared error. **Raises:** `ValueError` for labels.
         """
 
         def average(leaf):
+            if not jnp.issubdtype(leaf.dtype, jnp.floating):
+                raise ValueError(f"Labels ({leaf.dtype}) have no mean: read them by `mode`.")
             return jnp.tensordot(
                 self.probabilities,
                 leaf.astype(self.probabilities.dtype),

@@ -248,7 +248,11 @@ def _by_label(
     samples = {}
     for kind in np.unique(graph.node_types[watched]).tolist():
         own = watched[graph.node_types[watched] == kind].tolist()
-        filler = take(model.samples[kind], 0)
+        known = [given[node] for node in own if node in given]
+        if model.samples[kind] is not None:
+            filler = take(model.samples[kind], 0)
+        else:  # no edge: what stands there is not looked at
+            filler = known[0] if known else jnp.zeros(())
         samples[kind] = stack([given.get(node, filler) for node in own])
     return samples, np.isin(watched, list(given))
 

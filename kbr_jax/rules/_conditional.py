@@ -47,6 +47,10 @@ class AbstractSampleEmission(AbstractEmission):
     regularizer: eqx.AbstractVar[Float[Array, ""]]
     factor: eqx.AbstractVar[AbstractFactor]
 
+    def total(self, belief: Float[Array, "*b n"]) -> Float[Array, "*b"]:
+        """The mass of a belief."""
+        return jnp.sum(belief, axis=-1)
+
     @property
     def x(self) -> Points:
         """Training points of x."""

@@ -33,8 +33,7 @@ from .._solves import AbstractFactor
 from .._typing import Array, ArrayLike, Bool, Float, Int, Points, with_numbers
 from ..embedding import Embedding, JointEmbedding, check_embedding, check_unbatched, normalized
 from ..features import AbstractFeatures
-from ..kernels import FeatureMap
-from ..kernels._families import AbstractDotProduct
+from ..kernels._parts import of_products
 
 #: Least share of a prior that must lie on the training x. It is about 1 inside them (with a
 #: constant kernel 1 / (1 + lambda)) and 0 some bandwidths outside.
@@ -350,8 +349,8 @@ def single_prior_weights(model: AbstractEmission, prior: Embedding) -> Float[Arr
         return weights
     # Sums of weights mean nothing where the features hold no constant, nor where masses cancel as
     # in the printed 2009 estimator.
-    massless = isinstance(prior.kernel, (AbstractDotProduct, FeatureMap))
-    if not massless and abs(float(total)) > LEAST_SHARE * float(sizes):
+    local = not of_products(getattr(model.features_x, "kernel", prior.kernel))
+    if local and abs(float(total)) > LEAST_SHARE * float(sizes):
         share = float(jnp.sum(model.mass(weights))) / float(total)
         if not share >= LEAST_SHARE:
             raise ValueError(

@@ -45,7 +45,7 @@ def read_checkpoint(
     same = (
         same
         and (found["key"] is None) == (key is None)
-        and (key is None or bool(jnp.all(found["key"] == key)))
+        and (key is None or _same_key(found["key"], key))
     )
     if not same:
         raise ValueError(
@@ -68,13 +68,17 @@ def check_course(path, written: Any, again: Any, count: int) -> None:
     """Raise a `ValueError` unless the first steps that were written are those of this run."""
     before, now = ([h.loss[:count], *_validation(h, count)] for h in (written, again))
     if len(before) != len(now) or not all(
-        bool(jnp.allclose(a, b, rtol=1e-3, equal_nan=True))
+        bool(jnp.allclose(a, b, rtol=1e-3, atol=0, equal_nan=True))
         for a, b in zip(before, now, strict=True)
     ):
         raise ValueError(
             f"The checkpoint {os.fspath(path)!r} is of another run: another loss, validation or "
             "learning rate. Remove it, or give this run a file of its own."
         )
+
+
+def _same_key(a: Array, b: Array) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and bool(jnp.all(a == b))
 
 
 def _validation(history: Any, count: int) -> list[Array]:

@@ -19,6 +19,7 @@ from .._checks import (
     check_alike,
     check_same_size,
     fill,
+    is_concrete,
     size,
 )
 from .._numerics import matmul, safe_sqrt
@@ -169,6 +170,10 @@ def filter_loss(
     """
     if isinstance(states, list) or isinstance(observations, list):
         check_lists(states, "states", observations, "observations")
+        for index, (true, seen) in enumerate(zip(states, observations, strict=True)):
+            names = f"states[{index}]", f"observations[{index}]"
+            true, seen = (as_points(p, name) for p, name in zip((true, seen), names, strict=True))
+            check_same_size(true, names[0], seen, names[1])
     else:
         observations = as_points(observations, "observations")
         check_same_size(as_points(states, "states"), "states", observations, "observations")
@@ -196,6 +201,11 @@ def filter_loss(
             errors = _errors(belief(filt, one), true, kernel, "states")
         # Where nothing is counted neither value nor gradient may depend on what stands there.
         sums, total = sums + jnp.sum(jnp.where(mask, errors, 0)), total + jnp.sum(mask)
+    if all(size(true) <= burn_in for true in states) or (is_concrete(total) and total == 0):
+        raise ValueError(
+            f"No step is counted: `burn_in` = {burn_in} or `counted` leaves none of "
+            f"{sum(map(size, states))} steps."
+        )
     return sums / jnp.maximum(total, 1).astype(errors.dtype)
 
 

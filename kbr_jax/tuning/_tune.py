@@ -15,7 +15,7 @@ import numpy as np
 import optax
 from jax import lax
 
-from .._checks import as_count, is_concrete, is_float
+from .._checks import as_count, as_points, is_concrete, is_float, size, take
 from .._typing import Array, Bool, Float, Int, PRNGKeyArray, with_numbers
 from ._checkpoint import check_course, read_checkpoint, write_checkpoint
 from ._progress import progress_bar
@@ -313,11 +313,11 @@ def _warn_of_constants(problem: _Problem, state: _State, initial: Any) -> None:
 def minibatch(data: Any, num_rows: int, *, key: PRNGKeyArray) -> Any:
     """Draw rows (static number), without replacement, of a tree of arrays with one leading axis.
 
-    Cost O(n). **Raises:** `ValueError` for more rows than there are.
+    Cost O(n). **Raises:** `ValueError` for more rows than there are, and arrays of other lengths.
     """
+    data = as_points(data, "data")
     count = as_count(num_rows, "num_rows", data, "data")
-    index = jax.random.choice(key, jax.tree.leaves(data)[0].shape[0], (count,), replace=False)
-    return jax.tree.map(lambda leaf: leaf[index], data)
+    return take(data, jax.random.choice(key, size(data), (count,), replace=False))
 
 
 def as_problem(
