@@ -337,7 +337,7 @@ def check_finite(points: Points, name: str) -> Points:
     """
     message = (
         f"`{name}` contains NaN or infinity; remove or impute those points (missing observations: "
-        "use a mask where there is one, and lists of stretches to train a filter)."
+        "use a mask where there is one, and `filtering.stretches` to train a filter)."
     )
     finite = _finite(points)
     if is_concrete(finite):

@@ -57,11 +57,18 @@ def simulate(
 
     **Returns:** `Simulations`. Cost: one call of the simulator for each sample, in one program.
 
-    **Raises:** `ValueError` for a `num_samples` or `batch_size` below 1.
+    **Raises:** `ValueError` for a `num_samples` or `batch_size` below 1, and for functions in
+    NumPy.
     """
     count = as_count(num_samples, "num_samples")
     batch = count if batch_size is None else as_count(batch_size, "batch_size")
-    return _simulate(simulator, prior_sampler, count, key, batch)
+    try:
+        return _simulate(simulator, prior_sampler, count, key, batch)
+    except jax.errors.TracerArrayConversionError as error:
+        raise ValueError(
+            "`simulator` and `prior_sampler` must be JAX functions. Of a program in NumPy, stack "
+            "parameters and data of your own runs: `Simulations(parameters, data)`."
+        ) from error
 
 
 @eqx.filter_jit

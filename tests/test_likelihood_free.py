@@ -393,3 +393,13 @@ def test_an_observation_beyond_the_simulations_has_no_interval():
     assert 0 < abs(float(posterior.mass)) < 0.01
     low, high = kbr.credible_interval(posterior, 0.9)
     assert bool(jnp.isnan(low[0]) & jnp.isnan(high[0]))
+
+
+def test_a_simulator_in_numpy_is_told_what_to_do():
+    with pytest.raises(ValueError, match="must be JAX functions"):
+        kbr.likelihood_free.simulate(
+            lambda key, p: np.random.default_rng(0).normal(np.asarray(p)),
+            lambda key: jax.random.normal(key),
+            5,
+            key=jax.random.key(0),
+        )

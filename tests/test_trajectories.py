@@ -269,3 +269,25 @@ def test_distances_of_many_points_take_blocks():
     kernel = kbr.Gaussian(0.5)
     found = jax.jit(kbr.mmd).lower(kbr.embed(kernel, x), kbr.embed(kernel, x + 1))
     assert found.compile().memory_analysis().temp_size_in_bytes < 8 * 30_000**2 / 20
+
+
+def test_stretches_are_what_lies_between_gaps():
+    rng = np.random.default_rng(20)
+    states, seen = rng.normal(size=(21, 2)), rng.normal(size=20)
+    seen[[4, 5, 7]], states[12, 1] = np.nan, np.nan
+    first, second = kbr.filtering.stretches(states, seen)
+    spans = [(0, 4), (8, 12), (13, 20)]  # step 6 is alone
+    assert len(first) == len(second) == len(spans)
+    for (a, b), hidden, one in zip(spans, first, second, strict=True):
+        np.testing.assert_array_equal(hidden, states[a:b])
+        np.testing.assert_array_equal(one, seen[a:b])
+    many = kbr.filtering.stretches([states, states[:3]], [seen, seen[:3]])
+    assert [len(one) for one in many[1]] == [4, 4, 7, 3]
+    filt = kbr.fit_filter(None, None, first, second, regularizer=1e-3, posterior_regularizer=1e-3)
+    assert np.isfinite(kbr.run_filter(filt, second[0]).weights).all()
+    with pytest.raises(ValueError, match="nothing to train on"):
+        kbr.filtering.stretches(states, np.full(20, np.nan))
+    with pytest.raises(ValueError, match=r"`states\[0\]` has 21 points"):
+        kbr.filtering.stretches(states, seen[:10])
+    with pytest.raises(ValueError, match=r"filtering\.stretches"):
+        kbr.fit_filter(None, None, states, seen, regularizer=1e-3, posterior_regularizer=1e-3)

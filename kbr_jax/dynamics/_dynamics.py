@@ -67,9 +67,9 @@ def fit_dynamics(
     - `sets`: T >= 2 samples, from `sample_sequence`; or None with a `gram`.
     - `regularizer`: $\lambda \ge 0$, as printed: not multiplied by the number of steps. L15 takes 1
       / n for samples of n points. None takes the mean of `sampling_noise` over sets of more than
-      one point, which is better in all of its settings, times the mean of $\Delta_t^2$, so that no forecast depends on the unit of
-      `times`; `rolling_origin_errors` chooses one where more than noise must be smoothed. 0
-      interpolates, with the smallest A that does.
+      one point, which is better in all of its settings, times the mean of $\Delta_t^2$, so that
+      no forecast depends on the unit of `times`; `rolling_origin_errors` chooses one where more
+      than noise must be smoothed. 0 interpolates, with the smallest A that does.
     - `step_weights`: $\gamma_t \ge 0$ `[T - 1]`, of the step from set t to t + 1; 1 by default. For
       L15's $\rho^{-t}$ see `recency_weights`; `jnp.sqrt(sets.sizes[1:])` weighs by size.
     - `times`: `[T]`, increasing, of the samples; equal steps of 1 by default. Unequal ones need the

@@ -48,9 +48,10 @@ def stacked_forecast(model: DistributionDynamics, steps: int = 1) -> StackedFore
     r"""Predict without a regularizer to choose, by stacking many predictions (Wolpert 1992).
 
     The candidates are both forms of `fit_dynamics` with regularizers $f \sigma^2$, where $\sigma^2$
-    is the mean `sampling_noise` of sets of more than one point, and f = 1/2, 1, ..., 16 (for "change" times the mean of
-    $\Delta_t^2$). One more is the straight line $a + b t$ through the embeddings by least squares.
-    A mixture whose shares drift evenly follows it. The shares $\pi$ minimize
+    is the mean `sampling_noise` of sets of more than one point, and f = 1/2, 1, ..., 16 (for
+    "change" times the mean of $\Delta_t^2$). One more is the straight line $a + b t$ through the
+    embeddings by least squares. A mixture whose shares drift evenly follows it. The shares $\pi$
+    minimize
 
     $$ \operatorname{mean}_{t, \text{left out}} | \sum_c \pi_c e_{ct} |^2
        + \operatorname{mean}_{t, \text{ahead}} | \sum_c \pi_c e_{ct} |^2 + \sigma^2 |\pi|^2,

@@ -194,7 +194,7 @@ def _distribution(
 def _climb(
     level: Float[Array, " m"], ordered: Float[Array, " n"], gaps: Float[Array, " m"]
 ) -> tuple[Int[Array, " m"], Float[Array, " m"]]:
-    """The order of the gaps in which the quantile function climbs by them, and where it gets to."""
+    """In which order the quantile function climbs by the gaps, and what it reaches."""
     climb = jnp.argsort(level)
     return climb, ordered[0] + jnp.cumsum(gaps[climb])
 

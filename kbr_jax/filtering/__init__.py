@@ -17,7 +17,7 @@ from ._discriminant import DiscriminantLikelihood, fit_discriminant
 from ._kernel_bayes import KernelBayesFilter, KernelBayesState, fit_filter
 from ._known import GaussianTransition, KnownLikelihood, SimulatedTransition, known_likelihood
 from ._rival import RivalFilter
-from ._sequences import delay_embedding, transitions
+from ._sequences import delay_embedding, stretches, transitions
 from ._smoothing import smooth
 from ._song2009 import ConditionalEmbeddingFilter, fit_conditional_embedding_filter
 
@@ -48,5 +48,6 @@ __all__ = [
     "run_filter",
     "smooth",
     "state_mean",
+    "stretches",
     "transitions",
 ]

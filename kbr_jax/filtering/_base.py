@@ -7,16 +7,15 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.sharding import Mesh
 
-from .._checks import as_count, as_mask, as_points, as_positive, stacked, take
+from .._checks import as_count, as_points, as_positive, take
 from .._typing import Array, ArrayLike, Bool, Float, Point, Points, with_numbers
 from ..devices import over_devices
 from ..embedding import Embedding
 from ..rules import AbstractConditional
-from ._sequences import check_lists, check_marked
+from ._sequences import check_marked, padded_sequences
 
 
 class FilterOutput(eqx.Module):
@@ -109,6 +108,12 @@ class AbstractWrappedFilter(AbstractFilter):
     """A filter whose beliefs are those of another, `base`, with other steps."""
 
     base: eqx.AbstractVar[AbstractFilter]
+
+    @property
+    def emission(self) -> Any:
+        """The emission model of the base."""
+        base: Any = self.base
+        return base.emission
 
     def encode_controls(self, controls: Points | None, count: int) -> Any:
         return self.base.encode_controls(controls, count)
@@ -256,7 +261,7 @@ def run_filter(
         observations = as_points(observations, "observations")
         inputs = observations, controls, observed, None
         return _scan(filt, state, *inputs, output_fn, checkpoint_every)
-    stacks, lengths = _padded_sequences(observations, controls, observed)
+    stacks, lengths = padded_sequences(observations, controls, observed)
     runs = over_devices(_scan_many, mesh, (filt, state, output_fn, checkpoint_every), stacks)
     whole = output_fn is None
     steps = _with_state(runs, None) if whole else runs
@@ -268,29 +273,6 @@ def run_filter(
 
 def _with_state(output: FilterOutput, state: Any) -> FilterOutput:
     return eqx.tree_at(lambda o: o.state, output, state, is_leaf=lambda leaf: leaf is None)
-
-
-def _padded_sequences(
-    observations: list, controls: list | None, observed: list | None
-) -> tuple[tuple[Points, Points | None, Array, Array], np.ndarray]:
-    """Sequences of one length: observations, inputs, masks, and False for padded steps."""
-    check_lists(observations, "observations", observations, "observations")
-    parts, lengths = stacked(observations, "observations")
-    going = np.arange(lengths.max()) < lengths[:, None]
-    if controls is not None:
-        check_lists(controls, "controls", observations, "observations")
-        controls, others = stacked(controls, "controls")
-        if not np.array_equal(others, lengths):
-            raise ValueError("Each of `controls` must be as long as its `observations`.")
-    mask = going
-    if observed is not None:
-        check_lists(observed, "observed", observations, "observations")
-        masks = [
-            as_mask(m, n, f"observed[{i}]")
-            for i, (m, n) in enumerate(zip(observed, lengths.tolist(), strict=True))
-        ]
-        mask = jnp.stack([jnp.pad(m, (0, lengths.max() - m.shape[0])) for m in masks])
-    return (parts, controls, jnp.asarray(mask), jnp.asarray(going)), lengths
 
 
 @eqx.filter_jit

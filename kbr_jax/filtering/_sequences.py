@@ -17,6 +17,7 @@ from .._checks import (
     in_one_precision,
     is_concrete,
     size,
+    stacked,
     take,
     without_padding,
 )
@@ -166,6 +167,47 @@ def _check_one_sequence(states: Points, observations: Points) -> None:
             )
 
 
+def stretches(states: Any, observations: Any) -> tuple[list[Points], list[Points]]:
+    """Cut recordings with gaps into stretches without NaN, to train a filter on.
+
+    **Arguments:** `states` and `observations`, one recording `[T, ...]` each (states may have one
+    more), or lists of recordings. NaN in either is a gap.
+
+    **Returns:** lists of states and of observations, with as many steps each. Stretches of one step
+    hold no transition and are left out. Cost O(T).
+
+    **Raises:** `ValueError` for recordings of different lengths, and where no stretch is left.
+    """
+    if not isinstance(states, list) and not isinstance(observations, list):
+        states, observations = [states], [observations]
+    check_lists(states, "states", observations, "observations")
+    found: list[tuple[Points, Points]] = []
+    for index, (hidden, seen) in enumerate(zip(states, observations, strict=True)):
+        names = f"states[{index}]", f"observations[{index}]"
+        hidden, seen = as_points(hidden, names[0]), as_points(seen, names[1])
+        if size(hidden) not in (size(seen), size(seen) + 1):
+            raise ValueError(
+                f"`{names[0]}` has {size(hidden)} points and `{names[1]}` {size(seen)}: a "
+                f"recording of T observations needs T or T + 1 states."
+            )
+        count = size(seen)
+        known = _without_nan(hidden)[:count] & _without_nan(seen)
+        edges = np.flatnonzero(np.diff(np.concatenate([[0], known, [0]])))
+        runs = [slice(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if b - a > 1]
+        found += [(take(hidden, rows), take(seen, rows)) for rows in runs]
+    if not found:
+        raise ValueError("No two steps in a row are free of NaN: there is nothing to train on.")
+    return [one for one, _ in found], [one for _, one in found]
+
+
+def _without_nan(points: Points) -> np.ndarray:
+    known = np.ones(size(points), bool)
+    for leaf in jax.tree.leaves(points):
+        rows = np.asarray(leaf).reshape(size(points), -1)
+        known &= np.isfinite(rows).all(axis=1)
+    return known
+
+
 def delay_embedding(observations: Any, length: int, *, observed: Any = None) -> Any:
     r"""The last few observations at each time as one vector $(o_t, o_{t-1}, \dots, o_{t-L+1})$, for
     filters and regressions.
@@ -209,3 +251,26 @@ def _delayed(
     lagged = jnp.maximum(steps[:, None] - jnp.arange(length), 0)
     rows = observations.reshape(observations.shape[0], -1)
     return rows[latest[lagged]].reshape(observations.shape[0], -1)
+
+
+def padded_sequences(
+    observations: list, controls: list | None, observed: list | None
+) -> tuple[tuple[Points, Points | None, Array, Array], np.ndarray]:
+    """Sequences of one length: observations, inputs, masks, and False for padded steps."""
+    check_lists(observations, "observations", observations, "observations")
+    parts, lengths = stacked(observations, "observations")
+    going = np.arange(lengths.max()) < lengths[:, None]
+    if controls is not None:
+        check_lists(controls, "controls", observations, "observations")
+        controls, others = stacked(controls, "controls")
+        if not np.array_equal(others, lengths):
+            raise ValueError("Each of `controls` must be as long as its `observations`.")
+    mask = going
+    if observed is not None:
+        check_lists(observed, "observed", observations, "observations")
+        masks = [
+            as_mask(m, n, f"observed[{i}]")
+            for i, (m, n) in enumerate(zip(observed, lengths.tolist(), strict=True))
+        ]
+        mask = jnp.stack([jnp.pad(m, (0, lengths.max() - m.shape[0])) for m in masks])
+    return (parts, controls, jnp.asarray(mask), jnp.asarray(going)), lengths

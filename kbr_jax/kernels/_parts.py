@@ -148,7 +148,7 @@ class FeatureMap(AbstractKernel):
 
 
 def of_products(kernel: AbstractKernel) -> bool:
-    """Whether some part of a kernel is an inner product of points or of a network's features.
+    """Whether some part of a kernel is an inner product, of points or of features.
 
     Its RKHS need not hold a constant: sums of weights mean nothing.
     """
