@@ -1,5 +1,7 @@
 r"""Kernel ridge regressions on a variable, whose kernel and ridge are chosen by leave-one-out."""
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -21,6 +23,10 @@ _BANDWIDTHS, _ROUNDS = (0.5, 1.0), 2
 _FLOOR = 1e-3
 
 
+def _least(dtype: Any) -> float:
+    return float(jnp.finfo(dtype).eps) ** 0.5
+
+
 class Smoother(eqx.Module):
     r"""Ridge regressions on centered features in their principal axes, with an intercept.
 
@@ -37,7 +43,7 @@ class Smoother(eqx.Module):
         n = self.basis.shape[0]
         found = 1 - 1 / n - matmul(self.basis**2, 1 / (self.values + ridge))
         # A point that decides its own fit has a residual of rounding.
-        return jnp.maximum(found, jnp.finfo(found.dtype).eps ** 0.5)
+        return jnp.maximum(found, _least(found.dtype))
 
     def slope(self, targets: Float[Array, "n t"], ridge: Float[Array, ""]) -> Float[Array, "p t"]:
         """Coefficients of centered targets on the axes."""
@@ -55,7 +61,9 @@ class Smoother(eqx.Module):
         fits = (shrunk[:, :, None] * found[:, None]).reshape(-1, ridges.size * count)
         errors = targets[:, None] - matmul(self.basis, fits).reshape(n, ridges.size, count)
         left = jax.vmap(self.left, out_axes=1)(ridges)
-        return jnp.mean(jnp.sum(errors**2, axis=2) / left**2, axis=0)
+        found = jnp.mean(jnp.sum(errors**2, axis=2) / left**2, axis=0)
+        # Where a point decides its own fit up to rounding, its error is not known.
+        return jnp.where(jnp.min(left, axis=0) > _least(left.dtype), found, jnp.inf)
 
 
 def smoother(features: Float[Array, "n p"]) -> Smoother:
@@ -114,7 +122,7 @@ def regress(candidates: Smoother, targets: Float[Array, "n t"]) -> Regression:
     targets = targets - jnp.mean(targets, axis=0)
     ridges = jnp.asarray(RIDGES, targets.dtype)
     losses = lax.map(lambda one: one.losses(targets, ridges), candidates)
-    best = jnp.argmin(losses)
+    best = jnp.where(jnp.any(jnp.isfinite(losses)), jnp.argmin(losses), losses.size - 1)
     chosen = jax.tree.map(lambda leaf: leaf[best // ridges.size], candidates)
     total = jnp.mean(jnp.sum(targets**2, axis=1)) * (n / (n - 1)) ** 2
     return Regression(chosen, ridges[best % ridges.size], targets, jnp.min(losses), total)
