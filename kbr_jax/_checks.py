@@ -138,13 +138,11 @@ def is_float(leaf: Array) -> bool:
 def like(points: Points, reference: Points) -> Points:
     """Cast points to the precision of another sample of their kind.
 
-    A computation then has one dtype.
+    A computation then has one dtype. Integers among real points are real.
     """
     if jax.tree.structure(points) != jax.tree.structure(reference):
         return points
-    return jax.tree.map(
-        lambda a, b: a.astype(b.dtype) if is_float(a) and is_float(b) else a, points, reference
-    )
+    return jax.tree.map(lambda a, b: a.astype(b.dtype) if is_float(b) else a, points, reference)
 
 
 def in_one_precision(*samples: Points) -> tuple[Points, ...]:

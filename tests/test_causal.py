@@ -662,3 +662,39 @@ def test_the_band_of_a_moment_bridge_is_that_of_its_influence():
     weights = np.asarray(model.weights(doses, None))
     influence = 150 * weights * np.asarray(residuals) + values - values.mean(1, keepdims=True)
     np.testing.assert_allclose(band.error, np.sqrt((influence**2).sum(1)) / 150, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_noise_is_no_instrument(dtype):
+    """Many coordinates: each unit decides its own fit where the ridge is small."""
+    rng = np.random.default_rng(40)
+    x, z, y = (jnp.asarray(rng.normal(size=s), dtype) for s in ((60,), (60, 30), (60,)))
+    with pytest.warns(UserWarning, match="instrument is weak"):
+        model = kbr.causal.fit_instrument(x, z, y)
+    assert model.strength < 10 and model.explained[0] < 0.2
+
+
+def test_integers_among_real_doses_are_real():
+    rng = np.random.default_rng(41)
+    x = rng.normal(size=60)
+    a = 0.2 * (x + rng.normal(size=60))
+    model = kbr.fit_conditional(
+        None, None, (jnp.asarray(a), jnp.asarray(x)), jnp.asarray(a - x), regularizer=1e-3
+    )
+    doses = np.array([0, 1])
+    found = kbr.mean(kbr.causal.intervene(model, jnp.asarray(doses)))
+    close(found, kbr.mean(kbr.causal.intervene(model, jnp.asarray(doses, float))), 1e-12)
+
+
+def test_the_band_of_a_moment_bridge_stays_near_that_of_two_stages():
+    rng = np.random.default_rng(11)
+    u, *noise = (rng.normal(size=30) for _ in range(5))
+    w, z = u + 0.5 * noise[0], u + 0.5 * noise[1]
+    a = (u + noise[2] > 0).astype(int)
+    y = a - 2 * u + 0.3 * noise[3]
+    data, doses = tuple(map(jnp.asarray, (a, w, z, y))), jnp.array([0, 1])
+    bands = [
+        kbr.causal.confidence_band(fit(*data), doses, key=jax.random.key(0)).error
+        for fit in (kbr.causal.fit_moment_bridge, kbr.causal.fit_outcome_bridge)
+    ]
+    assert np.all(np.asarray(bands[0]) < 4 * np.asarray(bands[1]))

@@ -290,3 +290,14 @@ def test_a_point_that_is_nan_raises_the_alarm_before_the_window_is_full():
         state, found = detector_step(detector, state, jnp.asarray(value))
         alarms.append(bool(found.alarm) and bool(jnp.isnan(found.statistic)))
     assert alarms == [False, True, True, True, True, True, False, False]
+
+
+def test_an_integer_point_of_a_real_stream():
+    reference = jnp.asarray(0.2 * np.random.default_rng(30).poisson(3, 60))
+    detector = kbr.hypotheses.fit_change_detector(
+        None, reference, window=5, average_run_length=100, key=jax.random.key(0)
+    )
+    state = kbr.hypotheses.init_detector(detector)
+    first = kbr.hypotheses.detector_step(detector, state, 1)[0].cross
+    second = kbr.hypotheses.detector_step(detector, state, 1.0)[0].cross
+    np.testing.assert_array_equal(first, second)

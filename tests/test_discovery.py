@@ -57,3 +57,16 @@ def test_pgmpy():
 def test_columns_must_have_one_size():
     with pytest.raises(ValueError, match="`y`"):
         kbr.hypotheses.pgmpy_test({"a": np.ones(5), "b": np.ones(6)}, key=KEY)("a", "b")
+
+
+def test_columns_of_objects_and_amounts():
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=60)
+    columns = {"x": x.astype(object), "y": x + 0.1, "n": np.arange(60)}
+    with pytest.warns(UserWarning, match="taken as labels"):
+        test = kbr.hypotheses.pgmpy_test(columns, key=jax.random.key(0), num_draws=99)
+    assert not test("x", "y")
+    with pytest.raises(ValueError, match="holds None"):
+        kbr.hypotheses.pgmpy_test(
+            {"x": np.array([None, "a"], object), "y": x[:2]}, key=jax.random.key(0)
+        )

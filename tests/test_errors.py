@@ -925,3 +925,12 @@ def test_traced_parameters_are_not_looked_at():
         lambda h, r: kbr.condition(fit(kernel_x=kbr.Gaussian(h), regularizer=r), X[0]).weights
     )
     assert np.all(np.isfinite(weights(1.0, 0.1)))
+
+
+def test_bridges_in_the_wrong_order():
+    rng = np.random.default_rng(42)
+    a, w, z, y = (jnp.asarray(rng.normal(size=20)) for _ in range(4))
+    outcome = kbr.causal.fit_outcome_bridge(a, w, z, y)
+    treatment = kbr.causal.fit_treatment_bridge(a, w, z, y)
+    with pytest.raises(ValueError, match="in this order"):
+        kbr.causal.doubly_robust(treatment, outcome)

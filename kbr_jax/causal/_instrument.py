@@ -152,6 +152,10 @@ def fit_instrument(
     )
 
 
+def _itself(point: Array) -> Array:
+    return point
+
+
 def _second(
     embedded: Float[Array, "n p"],
     covariates: Points | None,
@@ -161,7 +165,7 @@ def _second(
 ) -> AbstractFeatureMap:
     """Features of the second stage."""
     if covariates is None:
-        return feature_map(FeatureMap(lambda point: point), embedded, rank, mask)
+        return feature_map(FeatureMap(_itself), embedded, rank, mask)
     return feature_map(TensorProduct((kernel, Linear())), (covariates, embedded), rank, mask)
 
 

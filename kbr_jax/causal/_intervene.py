@@ -76,7 +76,8 @@ def intervene(
     **What it assumes**, for the back door: consistency (the y of a unit is its outcome under the
     dose it got, whatever others got), no unmeasured confounding given x, and overlap (units of each
     x get doses near a). Without the second, the curve shows the confounder. Without the third, it
-    is an extrapolation of the ridge regression, which goes to 0 far from the data. For the front
+    is an extrapolation of the ridge regression: far from the data the weights go to 0, and their
+    sum (`mass` of the result) says so. For the front
     door: M carries all of the effect, nothing unmeasured drives A and M, and A blocks all that
     drives M and Y.
 

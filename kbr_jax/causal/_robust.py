@@ -52,6 +52,8 @@ def doubly_robust(outcome: OutcomeBridge, treatment: TreatmentBridge) -> DoublyR
 
     **Raises:** `ValueError` for bridges of different numbers of units.
     """
+    if not isinstance(outcome, OutcomeBridge) or not isinstance(treatment, TreatmentBridge):
+        raise ValueError("Give an `OutcomeBridge` and a `TreatmentBridge`, in this order.")
     sizes = [
         model.fit.share.size if isinstance(model, OutcomeBridge) else model.local.share.size
         for model in (outcome, treatment)
@@ -148,9 +150,11 @@ def _band(
     uniform, n = bridge.features.uniform, bridge.features.count
     used = uniform > 0
     weights = model.weights(doses, None)
-    # A unit that decides its own fit has a residual of rounding.
     left = 1 - jnp.sum((bridge.features.matrix - fit.center) * fit.slope.T, axis=1) - fit.share
-    left = jnp.maximum(left, jnp.finfo(left.dtype).eps ** 0.5)
+    # A unit that decides its own fit has a residual of rounding. A fit of moments is no projection,
+    # and can leave 0 or less of a unit that it does not follow.
+    projected = jnp.all(jnp.abs(fit.share - uniform) <= jnp.max(uniform) / 1000)
+    left = jnp.maximum(left, jnp.where(projected, jnp.finfo(left.dtype).eps ** 0.5, 0.5))
     residuals = jnp.where(used, (y - fit.predict(own, y[:, None])[:, 0]) / left, 0)
     # h(a, w_i) of all doses and units, from the values at the landmarks.
     landmarks = bridge.features.landmarks.points

@@ -65,10 +65,19 @@ class Smoother(eqx.Module):
     def residuals(self, targets: Float[Array, "n t"], regularizer: Float[Array, ""]) -> Array:
         """Centered targets minus their predictions from the other points."""
         shrunk = self.basis / (self.values + self.count * regularizer)
-        left = 1 - self.share - jnp.sum(shrunk * self.basis, axis=1)
         # A point that decides its own fit has a residual of rounding.
-        left = jnp.maximum(left, jnp.finfo(left.dtype).eps ** 0.5)
-        return (targets - matmul(shrunk, matmul(self.basis.T, targets))) / left[:, None]
+        left = jnp.maximum(self.left(regularizer), self.least)[:, None]
+        return (targets - matmul(shrunk, matmul(self.basis.T, targets))) / left
+
+    def left(self, regularizer: Float[Array, ""]) -> Float[Array, " n"]:
+        """What share of its own target a point does not get in the fit."""
+        shrunk = self.basis / (self.values + self.count * regularizer)
+        return 1 - self.share - jnp.sum(shrunk * self.basis, axis=1)
+
+    @property
+    def least(self) -> float:
+        """Below this share the residual is rounding, and the error of a point left out unknown."""
+        return float(jnp.finfo(self.basis.dtype).eps) ** 0.5
 
 
 class Smoothed(eqx.Module):
@@ -152,12 +161,17 @@ def regress(
     if ridge is None:
         ridges = found.ridges()
         losses = lax.map(loss, ridges)
-        best = jnp.argmin(jnp.sum(losses, axis=1))
+        used = found.share > 0
+        known = lax.map(
+            lambda ridge: jnp.min(jnp.where(used, found.left(ridge), 1)) > found.least, ridges
+        )
+        known = known | ~jnp.any(known)  # one unit is its own prediction for any ridge
+        best = jnp.argmin(jnp.where(known, jnp.sum(losses, axis=1), jnp.inf))
         if cautious:
             more = losses - losses[best]
             excess = matmul(more, found.share)
             variance = matmul(more**2, found.share) - excess**2
-            near = excess <= jnp.sqrt(jnp.maximum(variance, 0) / found.count)
+            near = known & (excess <= jnp.sqrt(jnp.maximum(variance, 0) / found.count))
             best = jnp.max(jnp.where(near, jnp.arange(ridges.size), best))
         ridge = ridges[best]
     residuals = found.residuals(moved, ridge)

@@ -235,7 +235,9 @@ def detector_step(
     """
     point = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], x)
     check_alike(point, "x", detector.reference, "detector.reference")
-    return _add(detector, state, like(point, detector.reference))
+    point = like(point, detector.reference)
+    detector.kernel.check(point, "x")
+    return _add(detector, state, point)
 
 
 def _add(

@@ -165,8 +165,8 @@ def change_points(
     fitted = max(most, min(_FITTED, count // _POINTS_EACH, room))
     if fitted < 2:
         raise ValueError(
-            f"{count} points are too few to choose the penalty from: give a `penalty`, or "
-            f"`max_changes` of at least 2."
+            f"{count} points are too few to choose the penalty from: give a `penalty`"
+            + (", or `max_changes` of at least 2." if room > 1 else ".")
         )
     return _segment(kernel, x, most, fitted, shortest, None)
 

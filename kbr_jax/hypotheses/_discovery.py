@@ -10,6 +10,7 @@ import numpy as np
 
 from .._checks import as_count, is_concrete
 from .._typing import PRNGKeyArray
+from ..kernels._defaults import warn_of_amounts
 from ._conditional import conditional_independence_test
 from ._independence import independence_test
 
@@ -80,8 +81,11 @@ def pgmpy_test(data: Any, *, key: PRNGKeyArray, num_draws: int = 1000) -> Callab
 
     **Raises:** `ValueError` for columns of different sizes.
     """
-    columns = {name: np.asarray(data[name]) for name in data}
+    columns = {name: _numbers(np.asarray(data[name])) for name in data}
     real = {name: np.issubdtype(x.dtype, np.floating) for name, x in columns.items()}
+    for x in columns.values():
+        if np.issubdtype(x.dtype, np.integer):
+            warn_of_amounts(jnp.asarray(x))
     coded = {name: x if real[name] else _codes(x) for name, x in columns.items()}
     p_value = _p_value_of(coded, key, as_count(num_draws, "num_draws"))
 
@@ -93,6 +97,16 @@ def pgmpy_test(data: Any, *, key: PRNGKeyArray, num_draws: int = 1000) -> Callab
 
 def _is_typed(key: PRNGKeyArray) -> bool:
     return jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+
+
+def _numbers(column: np.ndarray) -> np.ndarray:
+    """Objects that are all real numbers as such a column."""
+    if column.dtype != object:
+        return column
+    if any(one is None for one in column):
+        raise ValueError("A column holds None: leave out its rows, or give it a label.")
+    real = all(isinstance(one, (float, np.floating)) for one in column)
+    return column.astype(float) if real else column
 
 
 def _codes(column: np.ndarray) -> np.ndarray:

@@ -289,9 +289,10 @@ def _regression(
         fit = shrunk(ridge)
         errors = jnp.diagonal(centered) + jnp.sum((matmul(fit, inner) - 2 * cross) * fit, axis=1)
         left = 1 - 1 / count - jnp.sum(fit * basis, axis=1)
-        # A point that decides its own fit has an error of rounding.
-        left = jnp.maximum(left, jnp.finfo(left.dtype).eps ** 0.5)
-        return jnp.sum(known * errors / left**2)
+        # The error of a point that decides its own fit is rounding, and not known.
+        least = jnp.finfo(left.dtype).eps ** 0.5
+        found = jnp.sum(known * errors / jnp.maximum(left, least) ** 2)
+        return jnp.where(jnp.min(jnp.where(known > 0, left, 1)) > least, found, jnp.inf)
 
     ridges = jnp.asarray(_RIDGES, phi.dtype)
     ridge = ridges[_first_best(-lax.map(loss, ridges))]

@@ -82,7 +82,7 @@ def default_kernel(x: Points, mask: ArrayLike | None = None) -> AbstractKernel:
     if not hasattr(x, "dtype"):
         raise ValueError("There is no default kernel for trees other than tuples: give a kernel.")
     if not jnp.issubdtype(x.dtype, jnp.floating):
-        _warn_of_amounts(x)
+        warn_of_amounts(x)
         return Delta()
     mask = None if mask is None else as_mask(mask, size(x), "mask")
     x = check_finite(without_padding(x, mask), "x")
@@ -110,7 +110,7 @@ def _bandwidth(
     return scale * median_distance(flat(x[some] / scale), known, pairs)
 
 
-def _warn_of_amounts(x: Array) -> None:
+def warn_of_amounts(x: Array) -> None:
     """Integers of many values may be amounts."""
     if x.ndim == 1 and x.dtype != bool and is_concrete(x):
         count = len(np.unique(np.asarray(x)))
