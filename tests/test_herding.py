@@ -275,3 +275,15 @@ def test_gradients_through_newton_steps_are_finite():
         return found.objective[-1]
 
     assert np.isfinite(jax.grad(loss)(1.0))
+
+
+def test_traced_nan_weights_give_nan_weights():
+    run = jax.jit(
+        lambda w: (
+            kbr.herding.herd_continuous(
+                kbr.embed(kbr.Gaussian(1.0), jnp.arange(5.0), w), num_points=2, num_steps=3
+            ).embedding.weights
+        )
+    )
+    assert np.isnan(run(jnp.full(5, jnp.nan))).all()
+    np.testing.assert_allclose(run(jnp.full(5, 0.2)), 0.5)

@@ -346,3 +346,22 @@ def test_reports_without_a_filter():
 def test_errors(call, message):
     with pytest.raises(ValueError, match=message):
         call(*walk(200, 1))
+
+
+def test_short_trajectories_and_folds():
+    """A trajectory of one step is legal, and the noise of few steps is mixed too."""
+    states, seen = walk(101, 4)
+    lengths = [20, 20, 20, 20, 1]
+    starts = np.cumsum([0, *lengths])
+    trajectories = [states[a : a + n + 1] for a, n in zip(starts, lengths, strict=False)]
+    views = [seen[a : a + n] for a, n in zip(starts, lengths, strict=False)]
+    folds = _folds.make_folds(trajectories, views, None)
+    assert np.isfinite(np.asarray(jax.tree.leaves(folds.truth)[0])).all()
+    chosen = (kbr.Gaussian(0.5), 1e-3)
+    model = _maps.regression(chosen, states[:60], seen[:60])
+    truth, few = states[60:70][None], seen[60:70][None]
+    redrawn = np.asarray(_folds._with_other_noise(model, truth, few)).reshape(10, -1)
+    expected = np.asarray(_maps.predicted(model, truth[0]))
+    noise = np.asarray(few).reshape(10, -1) - expected
+    own = np.abs(redrawn - expected - noise).max(axis=1)
+    assert np.all(own > 0) and len(np.unique(np.round(redrawn - expected, 8), axis=0)) > 2

@@ -195,3 +195,12 @@ def test_nan_in_the_points_of_a_linear_classifier():
     x = jnp.ones((6, 2)).at[2, 0].set(jnp.nan)
     with pytest.raises(ValueError, match="`x` contains NaN"):
         kbr.dynamics.fit_predicted_svm(x, jnp.arange(6) % 2, jnp.ones(6), penalty=1.0)
+
+
+@pytest.mark.parametrize("classes", [[0.0, 1.7], [0, 1, 1]])
+def test_classes_are_different_labels(classes):
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(6, 1)))
+    with pytest.raises(ValueError, match="must be different labels"):
+        kbr.dynamics.fit_predicted_svm(
+            x, jnp.arange(6) % 2, jnp.ones(6), penalty=1.0, classes=jnp.asarray(classes)
+        )

@@ -403,3 +403,23 @@ def test_beliefs_that_are_nan_are_not_read_off():
             if nan:
                 assert np.all(np.isnan(jax.jit(read)(unknown)[1]))
         assert np.isnan(jax.jit(lambda b: b.median())(unknown)[1])
+
+
+def test_an_observed_node_without_an_edge_says_nothing():
+    graph = networkx.Graph([("a", "b")])
+    graph.add_node("c")
+    x = jnp.asarray(np.random.default_rng(1).normal(size=12))
+    for values in ({"b": 0.4}, {"b": 0.4, "c": 1.0}):
+        pairwise = kbr.propagation.pairwise_graph(graph, observed_nodes=["b", "c"])
+        model = kbr.propagation.fit_belief_propagation(
+            pairwise, kbr.Gaussian(1.0), pairs=[(x, x + 0.1)], regularizer=0.1
+        )
+        messages = kbr.propagation.belief_propagation(model, values)
+        found = kbr.propagation.beliefs(model, messages, GRID)["a"].mean()
+        assert abs(float(found[0]) - 0.3) < 0.5
+
+
+def test_labels_have_no_mean():
+    beliefs = kbr.propagation.Beliefs(jnp.arange(3), jnp.ones((1, 3)) / 3, None, (0,))
+    with pytest.raises(ValueError, match="have no mean"):
+        beliefs.mean()

@@ -66,6 +66,9 @@ def split(states: Any, observations: Any) -> list[tuple[list[Sequence], list[Seq
     """
     if not isinstance(states, list):
         states, observations = [states], [observations]
+    # One step alone is no transition.
+    pairs = [pair for pair in zip(states, observations, strict=True) if size(pair[1]) > 1]
+    states, observations = zip(*pairs, strict=True)
     lengths = [size(one) for one in observations]
     blocks = []
     for index, length in enumerate(lengths):
@@ -87,7 +90,6 @@ def split(states: Any, observations: Any) -> list[tuple[list[Sequence], list[Seq
             if learn and learn[-1][0] == index and learn[-1][2] == start:
                 start = learn.pop()[1]
             learn.append((index, start, stop))
-        # One step alone is no transition.
         learn = [b for b in learn if b[2] - b[1] > 1]
         folds.append(([part(*b) for b in learn], [part(*b) for b in blocks[fold::count]]))
     return folds
