@@ -125,7 +125,8 @@ def which_method():
             "the state from\nnew observations",
             "learn_filter, run_filter",
         ),
-        ("pairs (x, y)", "y at a new x,\nwith its spread", "learn_conditional"),
+        ("pairs (x, y)", "y at a new x", "learn_conditional"),
+        ("pairs (x, y), y real", "intervals, quantiles,\na density of y", "learn_forecast"),
         ("pairs (x, y)\nand a prior of x", "x given y", "learn_posterior"),
         ("a simulator", "its parameters\ngiven data", "simulate, learn_conditional"),
         (
@@ -133,10 +134,19 @@ def which_method():
             "is there a difference,\na dependence?",
             "two_sample_test,\nindependence_test",
         ),
+        ("triples (x, y, z)", "a dependence\ngiven z?", "conditional_independence_test"),
+        ("points, a log density", "is it their density?", "goodness_of_fit_test"),
+        (
+            "doses, outcomes, what\ndrives both or an instrument",
+            "y if the dose were set",
+            "intervene, fit_instrument",
+        ),
+        ("a treatment, outcomes,\ncovariates", "does it change them?", "treatment_effect_test"),
+        ("a series, a stream", "where it changes", "change_points,\ndetect_changes"),
         ("samples at\nsuccessive times", "the next sample", "fit_dynamics, extrapolate"),
         ("a graph, and pairs\nof neighbors", "each node,\ngiven some", "fit_belief_propagation"),
     ]
-    figure, axis = plt.subplots(figsize=(9, 6.6), layout="constrained")
+    figure, axis = plt.subplots(figsize=(9, 0.9 * len(rows) + 0.7), layout="constrained")
     axis.set(xlim=(0, 12), ylim=(-len(rows) + 0.4, 1.2))
     axis.axis("off")
     for x, title in ((1.9, "what you have"), (6.0, "what you want"), (10.1, "what you call")):
