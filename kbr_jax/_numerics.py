@@ -105,9 +105,21 @@ def squared_distances(
     """
     scale = jnp.asarray(scale, x.dtype)
     # By a power of two nothing is rounded, and 1 / scale^2 stays inside the range of float32.
-    unit = lax.stop_gradient(jnp.exp2(jnp.round(jnp.log2(scale))))
-    unit = jnp.where((unit > 0) & jnp.isfinite(unit), unit, 1)
+    unit = _power_of_two(lax.stop_gradient(scale))
     return _squares(x / unit, y / unit, scale / unit)
+
+
+def _power_of_two(scale: Float[Array, "*d"]) -> Float[Array, "*d"]:
+    """A power of two near to a scale. `exp2` would round, and copies would lie apart."""
+    bits = 7 if jnp.finfo(scale.dtype).bits <= 32 else 10
+    largest = 2**bits - 2
+    near = jnp.nan_to_num(jnp.round(jnp.log2(scale)), posinf=0, neginf=0)
+    power = jnp.clip(near, -largest, largest).astype(int)
+    unit = jnp.ones_like(scale)
+    for bit in range(bits):
+        factor = jnp.where(power < 0, 2.0 ** -(2**bit), 2.0 ** (2**bit)).astype(scale.dtype)
+        unit = unit * jnp.where((jnp.abs(power) >> bit) & 1 == 1, factor, 1)
+    return unit
 
 
 @jax.custom_jvp

@@ -460,6 +460,7 @@ EAGER = {
     "tune": "a loop on the host over a compiled step, for progress and checkpoints",
     "tuning.tune_starts": "a loop on the host over a compiled step, for progress",
     "features.streaming_landmarks": ON_THE_HOST,
+    "filtering.stretches": ON_THE_HOST,
     "propagation.grid_graph": "the structure of a program, not a value in it",
     "propagation.pairwise_graph": "the structure of a program, not a value in it",
 }

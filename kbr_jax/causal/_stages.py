@@ -76,7 +76,7 @@ class Smoother(eqx.Module):
 
     @property
     def least(self) -> float:
-        """Below this share the residual is rounding, and the error of a point left out unknown."""
+        """Below this share the residual is rounding."""
         return float(jnp.finfo(self.basis.dtype).eps) ** 0.5
 
 
