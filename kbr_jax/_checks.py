@@ -138,8 +138,18 @@ def is_float(leaf: Array) -> bool:
 def like(points: Points, reference: Points) -> Points:
     """Cast points to the precision of another sample of their kind.
 
-    A computation then has one dtype. Integers among real points are real.
+    A computation then has one dtype.
     """
+    if jax.tree.structure(points) != jax.tree.structure(reference):
+        return points
+    return jax.tree.map(
+        lambda a, b: a.astype(b.dtype) if is_float(a) and is_float(b) else a, points, reference
+    )
+
+
+def as_real(points: Points, reference: Points) -> Points:
+    """Take integers as real numbers where another sample of their kind has those."""
+    points = jax.tree.map(jnp.asarray, points)
     if jax.tree.structure(points) != jax.tree.structure(reference):
         return points
     return jax.tree.map(lambda a, b: a.astype(b.dtype) if is_float(b) else a, points, reference)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._checks import as_batch, check_alike, like
+from .._checks import as_batch, as_real, check_alike, like
 from .._numerics import matmul
 from .._typing import Array, Float, Point, Points
 from ..embedding import Embedding, check_unbatched, embed
@@ -97,6 +97,7 @@ def intervene(
     1
     """
     if isinstance(model, AbstractCausalModel):
+        treatment = as_real(treatment, model.doses)
         doses, single = as_batch(treatment, "treatment", model.doses, "training doses")
         weights = model.weights(doses, adjust)
         return Embedding(model.kernel_y, model.y, weights[0] if single else weights)
@@ -108,8 +109,9 @@ def intervene(
     mixing, single = None, False
     if isinstance(treatment, Embedding):
         check_alike(treatment.points, "treatment.points", doses, "training doses")
-        mixing, treatment = treatment.weights, like(treatment.points, doses)
+        mixing, treatment = treatment.weights, as_real(treatment.points, doses)
     else:
+        treatment = as_real(treatment, doses)
         treatment, single = as_batch(treatment, "treatment", doses, "training doses")
     coordinates = product_coordinates(
         model.features_x, treatment, like(adjust.points, others), adjust.weights

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._checks import as_count, as_points, check_alike, check_finite, like, size, take
+from .._checks import as_count, as_points, as_real, check_alike, check_finite, like, size, take
 from .._typing import Array, Bool, Float, Int, Point, Points, PRNGKeyArray, with_numbers
 from ..kernels import AbstractKernel, KernelLike, gram_matvec, kernel_for, warn_of_scale
 from ._results import relevant, rounding, simulate
@@ -235,7 +235,7 @@ def detector_step(
     """
     point = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], x)
     check_alike(point, "x", detector.reference, "detector.reference")
-    point = like(point, detector.reference)
+    point = as_real(point, detector.reference)
     detector.kernel.check(point, "x")
     return _add(detector, state, point)
 
