@@ -12,7 +12,7 @@ import optax
 from jax import lax
 
 from .._checks import as_count
-from .._numerics import matmul
+from .._numerics import HIGHEST, matmul
 from .._typing import Array, Float, with_numbers
 from ..embedding import Embedding, normalized
 from ._dynamics import DistributionDynamics, advance, forecast_coefficients, noise_ridge
@@ -162,7 +162,8 @@ def _stack(model: DistributionDynamics, noise: Float[Array, ""], steps: int) -> 
     errors = [left_out - identity[2:]] if steps == 1 else []
     for error in (*errors, ahead - identity[first - 1 + steps :]):
         smoothed = matmul(error, model.gram)
-        quadratic = quadratic + jnp.einsum("ati,bti->ab", smoothed, error) / error.shape[1]
+        products = jnp.einsum("ati,bti->ab", smoothed, error, precision=HIGHEST)
+        quadratic = quadratic + products / error.shape[1]
     shares = _on_simplex(lax.stop_gradient(quadratic))
     return StackedForecast(
         matmul(shares, predictions[:, 0]), shares[:-1].reshape(len(families), -1), shares[-1]

@@ -8,7 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from .._numerics import matmul
+from .._numerics import HIGHEST, matmul
 from .._typing import Array, Float, Point, Points
 from ._base import AbstractKernel, as_kernel, as_map
 from ._families import AbstractDotProduct
@@ -133,7 +133,7 @@ class FeatureMap(AbstractKernel):
         return values.reshape(values.shape[0], -1)
 
     def __call__(self, x: Point, y: Point) -> Float[Array, ""]:
-        return jnp.vdot(self.map(x), self.map(y))
+        return jnp.vdot(self.map(x), self.map(y), precision=HIGHEST)
 
     def gram(self, x: Points, y: Points) -> Float[Array, "n m"]:
         return matmul(self.features(x), self.features(y).T)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._numerics import safe_sqrt
+from .._numerics import HIGHEST, safe_sqrt
 from .._typing import Array, Float, Points
 from ..embedding import Embedding, credible_level
 from ..kernels import AbstractKernel, Gaussian, Linear, median_heuristic
@@ -145,7 +145,7 @@ def _decoded(beliefs: Embedding, decode: Callable[[Embedding], Any] | None) -> A
         return jax.vmap(lambda w: decode(Embedding(beliefs.kernel, beliefs.points, w)))(
             beliefs.weights
         )
-    return jnp.tensordot(beliefs.weights, beliefs.points, 1)
+    return jnp.tensordot(beliefs.weights, beliefs.points, 1, precision=HIGHEST)
 
 
 def _choose_regression(x: Array, y: Points) -> tuple[AbstractKernel, float]:

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from .._checks import as_points, as_positive, check_alike, is_concrete, like, size
-from .._numerics import matmul
+from .._numerics import HIGHEST, matmul
 from .._typing import Array, ArrayLike, Float, Points, PRNGKeyArray, with_numbers
 from ..embedding import Embedding
 from ..kernels import AbstractKernel, KernelLike, as_kernel
@@ -80,7 +80,7 @@ class Beliefs(eqx.Module):
                 self.probabilities,
                 leaf.astype(self.probabilities.dtype),
                 axes=1,
-                precision="highest",
+                precision=HIGHEST,
             )
 
         return jax.tree.map(average, self.points)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from .._checks import as_count, as_float, is_concrete
 from .._lapack import solve
-from .._numerics import matmul
+from .._numerics import HIGHEST, matmul
 from .._solves import psd_factor
 from .._typing import Array, ArrayLike, Float, Int, Point, Points
 from ..embedding import Embedding
@@ -96,7 +96,7 @@ def leave_out_residuals(
     features, ridge, count = _leaving_out(model, num_left_out)
     if values is None:
         y = _real_y(model)
-        values = y - jnp.tensordot(features.uniform.astype(y.dtype), y, 1)
+        values = y - jnp.tensordot(features.uniform.astype(y.dtype), y, 1, precision=HIGHEST)
     values = as_float(values)
     if values.ndim == 0 or len(values) != features.size:
         raise ValueError(
@@ -287,6 +287,6 @@ def condition_adjusted(
     if residuals.shape != y.shape:
         raise ValueError(f"`residuals` has shape {residuals.shape}, but y has {y.shape}.")
     own, other = restored_weights(model, x)
-    center = jnp.tensordot(own + other, y.astype(own.dtype), 1)
+    center = jnp.tensordot(own + other, y.astype(own.dtype), 1, precision=HIGHEST)
     atoms = jnp.concatenate([center + residuals, y])
     return Embedding(model.kernel_y, atoms, jnp.concatenate([own, other]))
