@@ -81,17 +81,16 @@ def _weighted_moment(weights, rows):
 
 @_weighted_moment.def_vmap
 def _(axis_size, in_batched, weights, rows):
-    axes = [0 if is_batched else None for is_batched in in_batched]
     n, r = rows.shape[-2:]
     shared = in_batched == [True, False]
+    if shared and axis_size >= _MANY and n * r * _COLUMNS <= _ROOM:
+        return _moments_by_products(weights, rows), True
 
-    def on_cpu(weights, rows):
-        if shared and axis_size >= _MANY and n * r * _COLUMNS <= _ROOM:
-            return _moments_by_products(weights, rows)
+    def one_by_one(weights, rows):
         return map_batch(_weighted_moment, in_batched, (weights, rows))
 
-    default = jax.vmap(_moment, axes)
-    return lax.platform_dependent(weights, rows, cpu=on_cpu, default=default), True
+    at_once = jax.vmap(_moment, [0 if is_batched else None for is_batched in in_batched])
+    return lax.platform_dependent(weights, rows, cpu=one_by_one, default=at_once), True
 
 
 class AbstractFactor(eqx.Module):
@@ -158,21 +157,19 @@ def _refined(
 ) -> Float[Array, "n k"]:
     """One solve and one step of refinement: by the factor on a CPU, else by its inverse."""
 
-    def twice(solve):
-        first = solve(b)
-        return first + solve(residual(first))
+    def by_factor(rhs):
+        return solve_factored(upper, rhs)
 
-    def by_inverse():
-        known = _inverse(upper) if inverse is None else inverse
-        return twice(lambda rhs: matmul(known, matmul(known.T, rhs)))
+    def solved(rhs):
+        if inverse is None:
+            return by_factor(rhs)
+        # Triangular solves are waits on an accelerator; products are not.
+        return lax.platform_dependent(
+            rhs, cpu=by_factor, default=lambda rhs: matmul(inverse, matmul(inverse.T, rhs))
+        )
 
-    def by_factor():
-        return twice(lambda rhs: solve_factored(upper, rhs))
-
-    if upper.shape[0] > _SMALL:
-        return by_factor()
-    # Four triangular solves are four waits on an accelerator; products are not.
-    return lax.platform_dependent(cpu=by_factor, default=by_inverse)
+    first = solved(b)
+    return first + solved(residual(first))
 
 
 def _inverse(upper: Float[Array, "n n"]) -> Float[Array, "n n"]:
@@ -206,23 +203,13 @@ def psd_factor(
         found = jnp.all(jnp.isfinite(jnp.diagonal(uppers, axis1=1, axis2=2)), axis=1)
         return uppers[jnp.argmax(found)]
 
-    def in_turn():
-        upper = attempt(first)
-        failed = ~jnp.all(jnp.isfinite(jnp.diagonal(upper)))
-        again = in_any_batch(failed)
-        return lax.cond(
-            again,
-            lambda: jnp.where(failed, best(lax.map(attempt, retries)), upper),
-            lambda: upper,
-        )
-
-    def at_once():
-        return best(jax.vmap(attempt)(jnp.concatenate([first[None], retries])))
-
-    if matrix.shape[0] <= _SMALL:
-        upper = lax.platform_dependent(cpu=in_turn, default=at_once)
-    else:
-        upper = in_turn()
+    upper = attempt(first)
+    failed = ~jnp.all(jnp.isfinite(jnp.diagonal(upper)))
+    upper = lax.cond(
+        in_any_batch(failed),
+        lambda: jnp.where(failed, best(lax.map(attempt, retries)), upper),
+        lambda: upper,
+    )
     kept = _inverse(upper) if invert and matrix.shape[0] <= _SMALL else None
     return PSDFactor(matrix, shift, upper, kept)
 

@@ -35,10 +35,18 @@ LAUNCH, BANDWIDTH = 2.5e-6, 3.352e12
 FREE = {"bitcast", "tuple", "get-tuple-element", "parameter", "constant", "copy-done", "async-done"}
 
 
+def walk(steps: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """States that go round a circle at an uneven speed, and noisy observations of them."""
+    rng = np.random.default_rng(seed)
+    angles = np.cumsum(0.3 + 0.1 * rng.normal(size=steps))
+    states = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    return states, states + 0.2 * rng.normal(size=states.shape)
+
+
 def fit(form: str, estimator: Any, dtype):
-    rng, kernel = np.random.default_rng(0), kbr.Gaussian(0.5)
-    states = jnp.asarray(rng.normal(size=(SAMPLE + 1, 2)), dtype)
-    observations = jnp.asarray(rng.normal(size=(SAMPLE, 2)), dtype)
+    path, observations = walk(SAMPLE + 1, 0)
+    states, observations = jnp.asarray(path, dtype), jnp.asarray(observations[:-1], dtype)
+    kernel = kbr.Gaussian(0.5)
     of_states = kbr.uniform_landmarks(states[:-1], rank=RANK, key=jax.random.key(0))
     of_observations = kbr.uniform_landmarks(observations, rank=RANK, key=jax.random.key(1))
     if form == "weights":
