@@ -1,12 +1,11 @@
 """Filters and larger work on one device: microseconds a sequence and step, and seconds.
 
-    python -m benchmarks.scale.device [filters] [work] [products]
+    python -m benchmarks.scale.device [filters] [work]
 
-Without words all three. The results of each kind of device are kept in a file of their own. The
-filters are those of `benchmarks.scale.accelerator`, n = 1000 and 100 features, `run_filter` and
+Without words both. The results of each kind of device are kept in a file of their own. The filters
+are those of `benchmarks.scale.accelerator`, n = 1000 and 100 features, `run_filter` and
 `state_mean` of 50 steps. The work is what takes long on a CPU, in float32 where nothing else is
-said; first calls compile. Products with a Gram matrix that is never formed stand beside those of
-KeOps, where it is installed.
+said; first calls compile.
 """
 
 import time
@@ -164,42 +163,11 @@ def in_double(function: Callable[[], Any]) -> Callable[[], Any]:
     return run
 
 
-def products(n: int, dtype: str) -> dict[str, float]:
-    """Seconds of $K(X, X) v$ in ten dimensions, and of KeOps."""
-    x, kernel = normal(n, 10, jnp.dtype(dtype)), kbr.Gaussian(1.5)
-    v = jnp.ones((n, 1), dtype)
-
-    def ours():
-        return kbr.kernels.gram_matvec(kernel, x, x, v)
-
-    value = ours()
-    found = {"kbr_jax": float(np.median([once(ours) for _ in range(REPEATS)]))}
-    try:
-        import torch  # pyright: ignore[reportMissingImports]
-        from pykeops.torch import LazyTensor  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        return found
-    place = "cuda" if jax.default_backend() == "gpu" else "cpu"
-    points = torch.asarray(np.array(x), device=place)
-    ones = torch.ones((n, 1), dtype=points.dtype, device=place)
-
-    def theirs():
-        rows, columns = LazyTensor(points[:, None]), LazyTensor(points[None])
-        result = (-((rows - columns) ** 2).sum(-1) / 4.5).exp() @ ones
-        if place == "cuda":
-            torch.cuda.synchronize()
-        return result
-
-    error = np.abs(theirs().cpu().numpy() - np.asarray(value)).max() / np.abs(value).max()
-    assert error < 1e-4, error
-    return found | {"KeOps": float(np.median([once(theirs) for _ in range(REPEATS)]))}
-
-
 def main(*parts: str) -> None:
     gpu = jax.default_backend() != "cpu"
     name = f"device_{jax.default_backend()}"
     results = experiment.previous(name)
-    parts = parts or ("filters", "work", "products")
+    parts = parts or ("filters", "work")
     if "filters" in parts:
         results["filters"] = filters(BATCHES if gpu else BATCHES[:3])
         experiment.save(name, results)
@@ -208,12 +176,6 @@ def main(*parts: str) -> None:
         for row, function in tqdm(work().items(), unit="row"):
             first, second = once(function), once(function)
             results["work"][row] = {"first": first, "second": second}
-            experiment.save(name, results)
-    if "products" in parts:
-        results["products"] = {}
-        for n, dtype in ((100_000, "float32"), (100_000, "float64")):
-            with jax.enable_x64(dtype == "float64"):
-                results["products"][f"n = {n}, {dtype}"] = products(n, dtype)
             experiment.save(name, results)
     for part, values in results.items():
         print(part, values, sep="\n")
