@@ -178,9 +178,9 @@ def rendered(template: str) -> str:
         for name in used:
             found = stored(name)
             host = found["machine"]
-            machine = (
-                f"{host['cores']} x {host['device']} {host['architecture']}, jax {host['jax']}"
-            )
+            chip = host["device"]
+            chip = f"{host['cores']} x cpu {host['architecture']}" if chip == "cpu" else chip
+            machine = f"{chip}, jax {host['jax']}"
             rows.append([f"`{found['command']}`", machine, found["commit"]])
         return _lines(["command", "machine", "commit"], rows)
 
