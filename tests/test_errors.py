@@ -764,6 +764,12 @@ CASES = {
         lambda: kbr.hypotheses.independence_test(G, G, X, X[:4], key=KEY),
         "6 points|4 points",
     ),
+    "a dependence as long as the chain": (
+        lambda: kbr.hypotheses.goodness_of_fit_test(
+            lambda x: -jnp.sum(x**2), X, key=KEY, dependent=5
+        ),
+        "fewer than 4 blocks",
+    ),
     "a length for shifts": (
         lambda: kbr.hypotheses.independence_test(G, G, X, X, key=KEY, dependent=5),
         "`dependent` must be True or False, got 5",

@@ -29,13 +29,7 @@ def block_length(dependent: bool | int, x: Points, y: Points) -> int:
     if truth and not dependent:
         return 1
     if not truth:
-        length = as_count(dependent, "dependent")
-        if length > max(most, 1):
-            raise ValueError(
-                f"`dependent` = {length} points a block leave fewer than {_BLOCKS} blocks in a "
-                f"sample; give at most {max(most, 1)}, or longer series."
-            )
-        return length
+        return given_length(dependent, min(size(x), size(y)))
     if not all(map(is_concrete, jax.tree.leaves((x, y)))):
         raise ValueError(
             "`dependent=True` reads the points and cannot be used inside `jit`: give the length "
@@ -52,6 +46,17 @@ def block_length(dependent: bool | int, x: Points, y: Points) -> int:
             stacklevel=3,
         )
     return max(min(wanted, most), 1)
+
+
+def given_length(dependent: int, n: int) -> int:
+    """A length of dependence in a series of n points, with at least four of them."""
+    length, most = as_count(dependent, "dependent"), max(n // _BLOCKS, 1)
+    if length > most:
+        raise ValueError(
+            f"`dependent` = {length} points a block leave fewer than {_BLOCKS} blocks in a sample; "
+            f"give at most {most}, or longer series."
+        )
+    return length
 
 
 @eqx.filter_jit

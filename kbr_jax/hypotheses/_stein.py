@@ -18,7 +18,7 @@ from .._typing import Array, ArrayLike, Float, Int, Points, PRNGKeyArray
 from ..kernels import AbstractKernel, KernelLike
 from ._collections import for_each, fused
 from ._results import TestResult, from_null, simulate
-from ._series import autocorrelation_time
+from ._series import autocorrelation_time, given_length
 from ._stein_kernel import (
     LogDensity,
     Scored,
@@ -84,8 +84,8 @@ def goodness_of_fit_test(
     The discrepancy is a local one. It does not see the weights of modes that lie far apart.
 
     **Raises:** `ValueError` for fewer than 2 points, a density that is 0 or NaN at a point, a score
-    that is not finite, a kernel without derivatives, or a matrix beyond the memory of the machine.
-    Under `jit` such a density gives NaN.
+    that is not finite, a kernel without derivatives, l above n / 4, or a matrix beyond the memory
+    of the machine. Under `jit` such a density gives NaN.
 
     **Example:**
 
@@ -107,7 +107,7 @@ def goodness_of_fit_test(
     if isinstance(dependent, (bool, np.bool_)):
         length = None
     else:
-        length = jnp.asarray(as_count(dependent, "dependent"), x.dtype)
+        length = jnp.asarray(given_length(dependent, n), x.dtype)
     *values, fields = _run(kernels, x, scores, key, draws, length, signs)
     return from_null(
         *values,

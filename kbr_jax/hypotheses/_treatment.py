@@ -178,7 +178,10 @@ def _as_arms(
         if not isinstance(arms, (tuple, list)) or len(arms) != 2:
             raise ValueError(f"`arms` must be two labels of `treatment`, got {arms!r}.")
         for arm in arms:
-            if is_concrete(arm) and np.asarray(arm).astype(labels.dtype) != np.asarray(arm):
+            if not is_concrete(arm):
+                continue
+            value = np.asarray(arm)
+            if value.dtype.kind not in "biuf" or value.astype(labels.dtype) != value:
                 raise ValueError(f"`arms` holds {arm!r}, which is no label of {labels.dtype}.")
         control, treated = (labels == jnp.asarray(arm, labels.dtype) for arm in arms)
         known = ~jnp.any(control & treated)
