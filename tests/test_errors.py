@@ -764,6 +764,12 @@ CASES = {
         lambda: kbr.hypotheses.independence_test(G, G, X, X[:4], key=KEY),
         "6 points|4 points",
     ),
+    "an arm that is a word": (
+        lambda: kbr.hypotheses.treatment_effect_test(
+            G, X, jnp.arange(6) % 2, X, arms=(0, "1"), key=KEY
+        ),
+        "`arms` holds '1', which is no label of int",
+    ),
     "a dependence as long as the chain": (
         lambda: kbr.hypotheses.goodness_of_fit_test(
             lambda x: -jnp.sum(x**2), X, key=KEY, dependent=5

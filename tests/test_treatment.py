@@ -322,11 +322,10 @@ def test_errors():
         call(landmarks=None)
 
 
-@pytest.mark.parametrize("arm", [1.7, "1"])
-def test_arms_that_are_no_labels(arm):
+def test_arms_that_are_no_labels():
     x, y = jnp.arange(40.0), jnp.ones(40)
     labels = jnp.arange(40) % 2
-    with pytest.raises(ValueError, match=rf"`arms` holds {arm!r}, which is no label of int"):
+    with pytest.raises(ValueError, match=r"`arms` holds 1.7, which is no label of int"):
         kbr.hypotheses.treatment_effect_test(
-            None, x, labels, y, arms=(0, arm), key=jax.random.key(0)
+            None, x, labels, y, arms=(0, 1.7), key=jax.random.key(0)
         )
