@@ -73,6 +73,20 @@ def test_learned_conditional_of_labels(fast):
     assert float(means[0, 0]) < 0 < float(means[1, 0])
 
 
+def test_real_parts_of_a_tuple_have_bandwidths(fast):
+    x, y = pairs(60)
+    labels = jnp.arange(60) % 2
+    table = (x[:, 0], labels, x)
+    y = jnp.sin(4 * x[:, 0]) * (2 * labels - 1).astype(x.dtype)
+    model, report = kbr.learn_conditional(table, y, progress=False)
+    assert sorted(report.chosen) == ["bandwidth_x, part 0", "bandwidth_x, part 2", "regularizer"]
+    first, middle, last = model.kernel_x.kernels
+    assert isinstance(middle, kbr.Delta)
+    assert first.bandwidth.shape == () and last.bandwidth.shape == x.shape[1:]
+    plain = kbr.fit_conditional(None, None, table, y, regularizer=report.chosen["regularizer"])
+    assert kbr.leave_out_loss(model) < 0.9 * kbr.leave_out_loss(plain)
+
+
 def test_adjusted_atoms_by_hand():
     x, y = pairs(15)
     kernel = kbr.Gaussian(jnp.array([0.5, 1.0, 100.0]))

@@ -16,6 +16,7 @@ from ..kernels import (
     Gaussian,
     KernelLike,
     Linear,
+    TensorProduct,
     as_kernel,
     coordinate_scale,
     default_kernel,
@@ -36,25 +37,41 @@ PAIRS, TRIALS, REFINEMENTS, STEPS, RATE, EXACT, RANK = 1000, 24, 12, 40, 0.1, 30
 #: One object, so that all calls share a compiled step.
 OPTIMIZER = optax.adam(RATE)
 #: Bandwidths are in units of the median distance.
-RANGES = {"bandwidth_x": (0.03, 3.0), "regularizer": (1e-8, 1.0)}
+BANDWIDTH = "bandwidth_x"
+RANGES = {BANDWIDTH: (0.03, 3.0), "regularizer": (1e-8, 1.0)}
 #: Candidates of the rivals.
 NEIGHBORS, RIDGES = (3, 10, 30, 100), (1e-4, 1e-2, 1.0)
 
 
 class _Setting(eqx.Module):
-    """What all candidates share: the bandwidth's unit, or a fixed kernel of x."""
+    """What all candidates share; with `units`, the real parts of x have bandwidths to be chosen."""
 
-    unit: Array | None
-    kernel_x: AbstractKernel | None
+    kernel_x: AbstractKernel
     kernel_y: AbstractKernel
+    units: dict[str, Array]
 
     def fit(self, values: dict, x: Points, y: Points, **options: Any) -> ConditionalEmbedding:
-        kernel = self.kernel_x
-        if self.unit is not None:
-            kernel = Gaussian(values["bandwidth_x"] * self.unit)
+        chosen = {
+            name: Gaussian((values[name] if name in values else values[BANDWIDTH]) * unit)
+            for name, unit in self.units.items()
+        }
+        kernels = [chosen.get(name, kernel) for name, kernel in _parts(self.kernel_x)]
+        kernel = jax.tree.unflatten(jax.tree.structure(self.kernel_x, is_leaf=_is_part), kernels)
         return fit_conditional(
             kernel, self.kernel_y, x, y, regularizer=values["regularizer"], **options
         )
+
+
+def _is_part(kernel: Any) -> bool:
+    return isinstance(kernel, AbstractKernel) and not isinstance(kernel, TensorProduct)
+
+
+def _parts(kernel: AbstractKernel) -> list[tuple[str, AbstractKernel]]:
+    """The kernels of the parts of x, with the names of their bandwidths."""
+    if not isinstance(kernel, TensorProduct):
+        return [(BANDWIDTH, kernel)]
+    parts = jax.tree.leaves(kernel, is_leaf=_is_part)
+    return [(f"{BANDWIDTH}, part {index}", part) for index, part in enumerate(parts)]
 
 
 def _loss(setting: _Setting, x: Points, y: Points, fixed: dict, free: dict) -> Float[Array, ""]:
@@ -83,8 +100,8 @@ def learn_conditional(
 
     - `x`, `y`: pairs `[n, ...]`, independent of each other given x. For labels y the score is
       Brier's. Real x are taken in units of `coordinate_scale`.
-    - `kernel_x`, `kernel_y`: fixed kernels. `default_kernel` is taken of y, and of x that are
-      labels or tuples.
+    - `kernel_x`, `kernel_y`: fixed kernels. By default `default_kernel` of y, and of x with chosen
+      bandwidths. Of tuples the real parts have bandwidths.
     - `regularizer`: a fixed one.
     - `progress`: a bar, where tqdm is installed.
 
@@ -110,17 +127,17 @@ def learn_conditional(
         raise ValueError(f"`learn_conditional` needs at least 10 pairs, got {size(x)}.")
     rows = spread(size(x), PAIRS)
     few_x, few_y = take(x, rows), take(y, rows)
-    unit, fixed_x = None, None if kernel_x is None else as_kernel(kernel_x)
-    if fixed_x is None and is_real(x):
-        unit = default_kernel(few_x).bandwidth  # pyright: ignore[reportAttributeAccessIssue]
-    elif fixed_x is None:
-        fixed_x = default_kernel(few_x)
+    kernel = default_kernel(few_x) if kernel_x is None else as_kernel(kernel_x)
+    units = {}
+    if kernel_x is None:
+        parts = _parts(kernel)
+        units = {name: part.bandwidth for name, part in parts if isinstance(part, Gaussian)}
     own_y = default_kernel(y) if kernel_y is None else as_kernel(kernel_y)
-    setting = _Setting(unit, fixed_x, own_y)
+    setting = _Setting(kernel, own_y, units)
     fixed = {} if regularizer is None else {"regularizer": as_positive(regularizer, "regularizer")}
     ranges = {name: ends for name, ends in RANGES.items() if name not in fixed}
-    if unit is None:
-        del ranges["bandwidth_x"]
+    if not units:
+        del ranges[BANDWIDTH]
     with progress_bar(TRIALS + REFINEMENTS + STEPS, progress) as bar:
 
         def evaluate(option, values, _):
@@ -143,9 +160,9 @@ def is_real(points: Points) -> bool:
 
 def _tuned(setting: _Setting, x: Points, y: Points, free: dict, fixed: dict) -> dict:
     """Gradient descent from the best candidate, with a bandwidth for each coordinate."""
-    start = dict(free)
-    if setting.unit is not None:
-        start["bandwidth_x"] = jnp.broadcast_to(free["bandwidth_x"], setting.unit.shape)
+    start = {name: value for name, value in free.items() if name != BANDWIDTH}
+    for name, unit in setting.units.items():
+        start[name] = jnp.broadcast_to(free[BANDWIDTH], unit.shape)
     loss = jax.tree_util.Partial(_loss, setting, x, y, fixed)
     found = tune(loss, start, OPTIMIZER, num_steps=STEPS, positive=lambda p: p, progress=False)
     return resolvable(found.parameters)
