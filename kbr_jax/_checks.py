@@ -157,8 +157,13 @@ def as_real(points: Points, reference: Points) -> Points:
 
 def in_one_precision(*samples: Points) -> tuple[Points, ...]:
     """The samples with all their real numbers in one dtype, the widest among them."""
+    return in_precision(samples, precision_of(*samples))
+
+
+def precision_of(*samples: Points) -> Any:
+    """The widest dtype of their real numbers, None for labels alone."""
     dtypes = [leaf.dtype for leaf in jax.tree.leaves(samples) if is_float(leaf)]
-    return in_precision(samples, max(dtypes, key=lambda dtype: jnp.finfo(dtype).bits, default=None))
+    return max(dtypes, key=lambda dtype: jnp.finfo(dtype).bits, default=None)
 
 
 def in_precision(tree: Any, dtype: Any) -> Any:

@@ -451,6 +451,12 @@ CASES = {
         lambda: fit_filter(estimator="prior", shift=True),
         "'prior' keeps its belief on the successors .* without `shift`",
     ),
+    "shift of a known transition": (
+        lambda: kbr.KernelBayesFilter(
+            MODEL, kbr.GaussianTransition(lambda s: s, 0.1), **RIDGE, shift=True
+        ),
+        "moves any state: leave `shift` out",
+    ),
     "filter without a transition": (
         lambda: kbr.KernelBayesFilter(MODEL, None, **RIDGE),
         "Give a `transition`, or `shift=True`",

@@ -58,7 +58,7 @@ def test_a_known_likelihood_is_known_up_to_a_factor(offset, max_active):
     np.testing.assert_allclose(run.weights, expected.weights, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(run.discarded, expected.discarded, atol=1e-9)
     assert not np.isnan(run.predictive_value).any()
-    assert "beyond the reach" not in str(kbr.diagnose(filt, run))
+    assert "likelihood 0" not in str(kbr.diagnose(filt, run))
 
 
 def test_the_predictive_value_of_a_known_likelihood_keeps_its_units():
@@ -328,3 +328,71 @@ def test_chunks_of_unpaired_parts_are_named():
     )
     with pytest.raises(ValueError, match="`y` has 4 points and `x` 3"):
         kbr.moments.collect_moments(maps, iter([(STATES[:5], SEEN[:5]), (STATES[:3], SEEN[:4])]))
+
+
+@pytest.mark.parametrize("landmarks", [None, 10])
+def test_labels_beside_points_in_single_precision(landmarks):
+    """Gram matrices of labels have the default dtype, float64 here."""
+    states = STATES[:N].astype(jnp.float32)
+    labels = (states[:, 0] > 0).astype(int) + (states[:, 1] > 0).astype(int)
+    model = fit_conditional(KERNEL, None, states, labels, **RIDGE)
+    assert kbr.bayes_rule(model, kbr.embed(KERNEL, states[:5]), 1, **RIDGE).weights.dtype == "f4"
+    of_labels = None if landmarks is None else 3
+    for estimator in ("pairs", "importance", "prior"):
+        filt = kbr.fit_filter(
+            KERNEL,
+            None,
+            states,
+            labels,
+            **RIDGE,
+            posterior_regularizer=1e-3,
+            estimator=estimator,
+            landmarks_states=landmarks,
+            landmarks_observations=of_labels,
+        )
+        run = kbr.run_filter(filt, labels[:5])
+        assert run.weights.dtype == "f4" and np.all(np.isfinite(run.weights))
+    filt = fit_conditional_embedding_filter(
+        KERNEL,
+        None,
+        states,
+        labels,
+        **RIDGE,
+        landmarks_states=landmarks,
+        landmarks_observations=of_labels,
+    )
+    assert kbr.run_filter(filt, labels[:5]).weights.dtype == "f4"
+
+
+def test_padding_of_an_emission_is_not_that_of_the_successors():
+    """The estimator "prior" regresses on the successors of the transition, another sample."""
+    mask = jnp.arange(20) < 10
+    states, seen = STATES[:10], SEEN[:10]
+    padded = [jnp.concatenate([part, jnp.full((10, 2), jnp.nan)]) for part in (states, seen)]
+    transition = fit_conditional(KERNEL, KERNEL, STATES[20:40], STATES[21:41], **RIDGE)
+    runs = []
+    for emission in (
+        fit_conditional(KERNEL, KERNEL_SEEN, states, seen, **RIDGE),
+        fit_conditional(KERNEL, KERNEL_SEEN, *padded, mask=mask, **RIDGE),
+    ):
+        filt = KernelBayesFilter(emission, transition, estimator="prior", **RIDGE)
+        observed = jnp.arange(4) != 0
+        prior = kbr.embed(KERNEL, STATES[:5])
+        state = kbr.filtering.init_filter(filt, prior)
+        runs.append(kbr.run_filter(filt, SEEN[:4], observed=observed, state=state).weights)
+    np.testing.assert_allclose(*runs, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("estimator", ["pairs", "prior"])
+def test_a_first_observation_beyond_reach_is_none(estimator):
+    filt = fit(estimator=estimator, clipping=kbr.Clipping(False, 0.0, False))
+    state, output = kbr.init_from_observation(filt, jnp.full(2, 1e3), regularizer=1e-3)
+    assert float(output.predictive_value) == 0
+    np.testing.assert_allclose(jnp.sum(output.weights), 1, atol=0.05)
+    assert np.all(np.isfinite(kbr.state_mean(filt, kbr.run_filter(filt, SEEN[:3], state=state))))
+
+
+def test_the_filter_of_2009_as_printed_has_no_mass_to_diagnose():
+    options = {"estimator": "song2009", **RIDGE}
+    filt = fit_conditional_embedding_filter(KERNEL, KERNEL_SEEN, STATES[:N], SEEN, **options)
+    assert "sum to far from 1" not in str(kbr.diagnose(filt, kbr.run_filter(filt, SEEN[:9])))

@@ -271,7 +271,7 @@ def test_a_good_run_has_no_notes():
     ("words", "settings"),
     [
         ("prior stands on fewer than 3 points", {"bandwidth": 0.003, "regularizer": 1e-8}),
-        ("beyond the reach", {"change": lambda o: o.at[5].set(1e3)}),
+        ("have likelihood 0", {"change": lambda o: o.at[5].set(1e3)}),
         ("From step 20 to 39", {"change": lambda o: o.at[20:40].set(-o[20:40] + 5)}),
         ("sum to far from 1", {"delta": 100.0}),
         (

@@ -157,3 +157,25 @@ def test_probabilities_far_from_all_rows():
     shares = [np.mean(labels == name) for name in ("no", "yes")]
     np.testing.assert_allclose(far[1:], [shares, shares], atol=1e-6)
     assert model.predict([[1e6]])[0] == "yes"
+
+
+def test_between_two_groups_a_forecast_is_the_marginal():
+    """Between two groups as beyond them; the mean is that of the first model everywhere."""
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(np.concatenate([rng.uniform(-1, 1, 40), rng.uniform(9, 11, 40)]))
+    y = jnp.where(x > 5, 5, 0) + jnp.sin(3 * x) + 0.1 * jnp.asarray(rng.normal(size=80))
+
+    def fit(values):
+        return kbr.fit_conditional(kbr.Gaussian(0.5), None, x, values, regularizer=1e-3)
+
+    forecast, _ = located_forecast(fit, y)
+    for place in (0.2, 1.5, 2.0, 5.0, 20.0):
+        found = forecast(jnp.asarray(place))
+        plain = kbr.normalize(kbr.condition(forecast.location, jnp.asarray(place)))[0]
+        if abs(place) < 1:
+            np.testing.assert_allclose(kbr.mean(found), kbr.mean(plain), rtol=1e-9)
+        np.testing.assert_allclose(found.mass, 1)
+    for place in (5.0, 20.0):
+        found = forecast(jnp.asarray(place))
+        np.testing.assert_allclose(kbr.std(found), jnp.std(y), rtol=1e-3)
+        np.testing.assert_allclose(kbr.mean(found), jnp.mean(y), rtol=1e-3)

@@ -68,9 +68,33 @@ def test_learned_conditional_of_labels(fast):
     assert isinstance(model.kernel_y, kbr.Delta)
     own, marginal = report.errors["conditional embedding"][0], report.errors["marginal of y"][0]
     assert own < 0.6 * marginal and report.coverage == {}
+    assert "Brier" in str(report)
     backward, _ = kbr.learn_conditional(labels, y, progress=False)
     means = kbr.mean(kbr.condition(backward, jnp.asarray([0, 1])))
     assert float(means[0, 0]) < 0 < float(means[1, 0])
+
+
+def test_coverage_is_that_of_adjusted_atoms_of_refits():
+    """Where many weights sum to less than 1/2, too; any number of pairs is seen."""
+    rng = np.random.default_rng(3)
+    x = jnp.asarray(rng.lognormal(size=33) * 2)
+    y = x + jnp.asarray(rng.normal(size=33)) / 3
+    model, report = kbr.learn_conditional(
+        x, y, kernel_x=kbr.Gaussian(0.3), regularizer=1e-2, progress=False
+    )
+    own, _ = report.errors["conditional embedding"]
+    np.testing.assert_allclose(own, kbr.leave_out_loss(model), rtol=1e-6)
+    held = []
+    residuals = leave_out_residuals(model, y)
+    for i in range(33):
+        rest = np.delete(np.arange(33), i)
+        part = kbr.fit_conditional(
+            model.kernel_x, model.kernel_y, x[rest], y[rest], regularizer=33 / 32 * 1e-2
+        )
+        found = condition_adjusted(part, residuals[rest], x[i])
+        low, high = kbr.credible_interval(found, 0.8)
+        held.append(bool(low <= y[i] <= high))
+    assert abs(np.mean(held) - report.coverage[0.8]) < 0.04
 
 
 def test_real_parts_of_a_tuple_have_bandwidths(fast):

@@ -335,6 +335,24 @@ def test_models_of_other_landmarks_exchange_no_coordinates():
         )
 
 
+def test_models_of_moments_are_compared_inside_a_program():
+    """What is known there is known: tuning a ridge of moments, and learning online."""
+    maps = [kbr.moments.moment_maps(KX, kernel, LX, of) for kernel, of in ((KY, LY), (KX, LX))]
+    seen, moved = (
+        kbr.moments.collect_moments(*m) for m in zip(maps, (X, X), (Y, NEXT), strict=True)
+    )
+
+    def loss(ridge):
+        both = kbr.moments.merge_moments(seen, seen)
+        emission, transition = (
+            kbr.moments.fit_conditional(m, regularizer=ridge) for m in (both, moved)
+        )
+        filt = kbr.KernelBayesFilter(emission, transition, regularizer=1e-2, clipping=NORMALIZED)
+        return jnp.sum(kbr.state_mean(filt, kbr.run_filter(filt, NEW[:3])))
+
+    close(jax.jit(jax.grad(loss))(1e-2), jax.grad(loss)(1e-2))
+
+
 def test_batches_and_gradients():
     batch = jnp.stack([NEW, NEW[::-1]])
 

@@ -208,6 +208,14 @@ def test_conformal_margins_by_their_definition():
     excess = np.sort(np.maximum(np.asarray(lower - happened), np.asarray(happened - upper)))
     np.testing.assert_allclose(conformal_margin(forecasts, happened, 0.8), excess[7])
     assert np.isinf(conformal_margin(forecasts, happened, 0.95))
+    # Forecasts of padding have no distribution.
+    padded = kbr.Embedding(
+        forecasts.kernel,
+        forecasts.points,
+        jnp.concatenate([forecasts.weights, jnp.zeros_like(forecasts.weights[:3])]),
+    )
+    more = jnp.concatenate([happened, happened[:3]])
+    np.testing.assert_allclose(conformal_margin(padded, more, 0.8), excess[7])
 
 
 def test_conformal_intervals_cover():

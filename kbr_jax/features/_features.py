@@ -14,7 +14,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from .._checks import as_batch, check_memory, size, take
+from .._checks import as_batch, check_memory, in_precision, size, take
 from .._lapack import solve
 from .._numerics import matmul
 from .._solves import (
@@ -189,10 +189,12 @@ class AbstractGram(AbstractFeatures):
     """The exact kernel: coordinates are kernel columns `k(X, x)`, r = n."""
 
     def coordinates(self, points: Points) -> Float[Array, "m r"]:
-        return self._unpadded(self.kernel.gram(points, self.points))
+        return self._unpadded(self.kernel.gram(points, self.points)).astype(self.dtype)
 
     def beyond_reach(self, coordinates: Float[Array, "m r"], points: Points) -> Bool[Array, " m"]:
-        return jnp.max(jnp.abs(coordinates), axis=-1) <= REACH * self.kernel.diagonal(points)
+        return jnp.max(jnp.abs(coordinates), axis=-1) <= REACH * self.kernel.diagonal(
+            points
+        ).astype(self.dtype)
 
     def to_sample(self, coefficients: Float[Array, "b r"]) -> Float[Array, "b n"]:
         return coefficients
@@ -248,7 +250,7 @@ class DenseGram(AbstractGram):
     mask: Bool[Array, " n"] | None
 
     def at(self, points: Points) -> "DenseGram":
-        return dense_gram(self.kernel, points, self.mask)
+        return in_precision(dense_gram(self.kernel, points, self.mask), self.dtype)
 
     def restrict(
         self, index: Int[Array, " k"], coordinates: Float[Array, "b r"]
@@ -279,7 +281,7 @@ class AbstractFeatureMap(AbstractFeatures):
         ), coordinates
 
     def beyond_reach(self, coordinates: Float[Array, "m r"], points: Points) -> Bool[Array, " m"]:
-        least = REACH * jnp.sqrt(self.kernel.diagonal(points))
+        least = REACH * jnp.sqrt(self.kernel.diagonal(points).astype(self.dtype))
         return jnp.max(jnp.abs(coordinates), axis=-1) <= least
 
     def to_sample(self, coefficients: Float[Array, "b r"]) -> Float[Array, "b n"]:

@@ -76,7 +76,7 @@ class LandmarkFeatures(AbstractFeatureMap):
 def _features(
     kernel, landmarks: Landmarks, lower: Float[Array, "r r"], points: Points
 ) -> Float[Array, "m r"]:
-    return _whiten(landmarks, lower, kernel.gram(landmarks.points, points).T)
+    return _whiten(landmarks, lower, kernel.gram(landmarks.points, points).T.astype(lower.dtype))
 
 
 @one_program

@@ -68,7 +68,7 @@ def diagnose(filt: AbstractFilter, run: Any) -> Any:
         _few_points(size),
         _unexpected(values, lost),
         _unreachable(values) if emission is None or emission.learned else None,
-        _far_from_one(mass),
+        None if getattr(filt, "estimator", "") == "song2009" else _far_from_one(mass),
         _discarded(cut),
     ]
     return Diagnosis(size, mass, lost, tuple(note for note in notes if note))
@@ -116,8 +116,9 @@ def _unreachable(values: np.ndarray) -> str | None:
     if count == 0:
         return None
     return (
-        f"{count} observations are beyond the reach of the kernel and were taken as missing: they "
-        f"are unlike all in training, or the bandwidth of the observations is too small."
+        f"{count} observations have likelihood 0 and were taken as missing. Either they are beyond "
+        f"the reach of the kernel (unlike all in training, or its bandwidth is too small), or the "
+        f"belief excludes them, and a `RivalFilter` or a larger regularizer leaves it."
     )
 
 

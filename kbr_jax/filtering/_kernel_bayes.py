@@ -185,7 +185,10 @@ class KernelBayesFilter(AbstractFilter):
         return KernelBayesState(weights, self._regress_on_successors(prior))
 
     def _regress_on_successors(self, prior: Embedding) -> Float[Array, " m"]:
-        features = self.emission.features_x.at(self.successors)
+        own: Any = self.transition.model.features_y  # pyright: ignore[reportAttributeAccessIssue]
+        features = eqx.tree_at(
+            lambda f: f.mask, self.emission.features_x, own.mask, is_leaf=lambda leaf: leaf is None
+        ).at(own.points)
         factor = features.ridge(self.emission.regularizer)  # pyright: ignore
         model = eqx.tree_at(lambda m: (m.features_x, m.factor), self.emission, (features, factor))
         return prior_weights(model, prior)
@@ -197,6 +200,8 @@ class KernelBayesFilter(AbstractFilter):
         if not isinstance(own, jax.Array):
             return own, emission.marginal(), jnp.asarray(jnp.nan, emission.features_x.dtype)
         value = predictive_value(emission, own, code, jnp.sum(own))
+        # Beyond the reach of the kernel nothing was observed.
+        own = jnp.where(jnp.all(own == 0), emission.marginal(), own)
         if self.estimator != "prior":
             return own, own, value
         return self._regress_on_successors(emission.embed_x(own)), own, value
@@ -236,6 +241,8 @@ def predictive_value(
 def _check_options(emission, transition, regularizer, estimator, clipping, shift, max_active):
     if emission.learned and regularizer is None:
         raise ValueError("A learned emission needs the `regularizer` of Bayes' rule.")
+    if shift and transition is not None and not transition.learned:
+        raise ValueError("A known `transition` moves any state: leave `shift` out.")
     if estimator == "prior" and (shift or transition is None or not transition.learned):
         raise ValueError(
             "The estimator 'prior' keeps its belief on the successors of a learned transition: "

@@ -5,7 +5,18 @@ from typing import Any, Literal
 import equinox as eqx
 import jax.numpy as jnp
 
-from .._checks import as_mask, as_points, as_regularizer, check_alike, fill, like, size, take
+from .._checks import (
+    as_mask,
+    as_points,
+    as_regularizer,
+    check_alike,
+    fill,
+    in_precision,
+    like,
+    precision_of,
+    size,
+    take,
+)
 from .._numerics import matmul
 from .._solves import AbstractFactor
 from .._typing import Array, ArrayLike, Bool, Float, Points
@@ -186,6 +197,9 @@ def fit_conditional_embedding_filter(
     kernel_observations.check(observations, "observations")
     first = fit_features(kernel_states, states, landmarks_states, mask)
     second = fit_features(kernel_observations, observations, landmarks_observations, mask)
+    dtype = precision_of(states, observations)
+    if dtype is not None:
+        first, second = in_precision((first, second), dtype)
     ridge = as_regularizer(regularizer, "regularizer", first.dtype)
     if isinstance(first, DenseGram) != isinstance(second, DenseGram):
         raise ValueError(

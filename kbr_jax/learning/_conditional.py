@@ -11,6 +11,7 @@ import optax
 from .._checks import as_points, as_positive, check_finite, check_same_size, size, take
 from .._numerics import matmul
 from .._typing import Array, ArrayLike, Float, Points
+from ..embedding import Embedding, cdf
 from ..kernels import (
     AbstractKernel,
     Gaussian,
@@ -27,7 +28,7 @@ from ..tuning import coverage, leave_out_loss, leave_out_residuals, tune
 from ..tuning._calibration import LEVELS
 from ..tuning._losses import measuring
 from ..tuning._progress import progress_bar
-from ._folds import distances, spread
+from ._folds import distances
 from ._report import Report, compared
 from ._search import resolvable, search
 
@@ -125,7 +126,7 @@ def learn_conditional(
     check_same_size(x, "x", y, "y")
     if size(x) < 10:
         raise ValueError(f"`learn_conditional` needs at least 10 pairs, got {size(x)}.")
-    rows = spread(size(x), PAIRS)
+    rows = evenly(size(x), PAIRS)
     few_x, few_y = take(x, rows), take(y, rows)
     kernel = default_kernel(few_x) if kernel_x is None else as_kernel(kernel_x)
     units = {}
@@ -151,6 +152,11 @@ def learn_conditional(
     options = {"landmarks_x": RANK} if size(x) > EXACT else {}
     model = setting.fit(values, x, y, **options)
     return model, _report(setting, values, few_x, few_y)
+
+
+def evenly(total: int, count: int) -> np.ndarray:
+    """At most `count` of `total` rows, evenly spaced."""
+    return np.linspace(0, total - 1, min(total, count)).astype(int)
 
 
 def is_real(points: Points) -> bool:
@@ -212,7 +218,7 @@ def _report(setting: _Setting, values: dict, x: Points, y: Points) -> Report:
     summary, notes = compared(scores)
     held = {}
     if is_real(y):
-        held = _covered(np.asarray(weights), np.asarray(_flat(leave_out_residuals(model))))
+        held = _covered(np.asarray(weights), _flat(leave_out_residuals(model)), _flat(y))
     return Report(
         chosen={name: np.asarray(value) for name, value in values.items()},
         errors=summary,
@@ -220,10 +226,21 @@ def _report(setting: _Setting, values: dict, x: Points, y: Points) -> Report:
         coverage=held,
         temperature=1.0,
         notes=(
-            "The errors are energy scores of pairs that are left out, in standard deviations of y.",
+            error_note("left out", "y", y),
             *notes,
         ),
     )
+
+
+def error_note(how: str, name: str, values: Points) -> str:
+    """What the errors of a report are."""
+    if is_real(values):
+        return (
+            f"The errors are energy scores of pairs that are {how}, in standard deviations of "
+            f"{name}."
+        )
+    words = "Brier scores" if hasattr(values, "dtype") else "energy scores"
+    return f"The errors are {words} of pairs that are {how}."
 
 
 def _flat(y: Array) -> Float[Array, "n d"]:
@@ -242,7 +259,19 @@ def central_levels(weights: np.ndarray, values: np.ndarray, truth: np.ndarray) -
     return np.stack(levels, axis=1)
 
 
-def _covered(weights: np.ndarray, residuals: np.ndarray) -> dict[float, float]:
-    """How many residuals lie inside central intervals of the others."""
-    levels = central_levels(weights, residuals, residuals).reshape(-1)
+def _covered(weights: np.ndarray, residuals: Array, y: Array) -> dict[float, float]:
+    """How many y lie inside the central intervals of `condition_adjusted` from the others."""
+    own = jnp.asarray(weights / np.maximum(weights.sum(1, keepdims=True), 0.5))
+    far = 1 - jnp.sum(own, axis=1, keepdims=True)
+    others = (1 - jnp.eye(len(y), dtype=own.dtype)) / (len(y) - 1)
+
+    def level(row):
+        own, far, truth = row
+        center = matmul(own + far, y)
+        atoms = jnp.concatenate([center + residuals, y])
+        found = Embedding(Gaussian(1.0), atoms, jnp.concatenate([own, far]))
+        below = jax.vmap(cdf, (None, 0))(found, truth)
+        return jnp.abs(2 * jnp.diagonal(below) - 1)
+
+    levels = np.asarray(jax.lax.map(level, (own, far * others, y))).reshape(-1)
     return dict(zip(LEVELS, np.asarray(coverage(jnp.asarray(levels))).tolist(), strict=True))

@@ -16,8 +16,7 @@ from ..rules import ConditionalEmbedding
 from ..tuning import coverage, fit_bandwidth, leave_out_forecasts, leave_out_residuals
 from ..tuning._calibration import LEVELS
 from ..tuning._leave_out import restored_weights
-from ._conditional import PAIRS, central_levels, is_real, learn_conditional
-from ._folds import spread
+from ._conditional import PAIRS, central_levels, evenly, is_real, learn_conditional
 from ._report import Report, compared
 
 #: The scale at a point is at least this share of its mean over the sample: regressions of
@@ -32,8 +31,9 @@ class Forecast(eqx.Module):
 
     `forecast(x)` embeds it at one x. With a `scale` and a `shape` it stands on the atoms
     $m(x) + s(x) (e_i - \bar e(x))$, with the weights $w_i(x)$ that `shape` gives to the
-    standardized residuals $e_i$, of mean $\bar e(x) = \sum_i w_i(x) e_i$. Without them it stands on
-    the training y.
+    standardized residuals $e_i$, of mean $\bar e(x) = \sum_i w_i(x) e_i$. Where no pair is near x,
+    the mass that `location` lacks is on $m(x) + y_i - \bar y$: nothing is known there but the
+    marginal of y. Without a `scale` it stands on the training y.
 
     - `location`, `scale`, `shape`: conditional embeddings of y, of $|y - m(x)|$ and of
       $e = (y - m(x)) / s(x)$ given x.
@@ -50,17 +50,18 @@ class Forecast(eqx.Module):
     def __call__(self, x: Point) -> Embedding:
         """Embed P(Y | X = x), weights of sum 1. Cost O(n^2) exact, O(n r) with landmarks."""
         y, kernel = self.location.y, self.location.kernel_y
-        whole = jnp.add(*restored_weights(self.location, x))
+        own, far = restored_weights(self.location, x)
+        whole = own + far
         if self.scale is None or self.shape is None:
             return Embedding(kernel, y, whole)
         size_ = _average(jnp.add(*restored_weights(self.scale, x)), self.scale.y)
         size_ = jnp.maximum(size_, LEAST_SCALE * jnp.mean(self.scale.y, axis=0))
-        moved, beyond = restored_weights(self.shape, x)
-        middle = _average(moved + beyond, self.shape.y)
-        atoms = _average(whole, y) + size_ * (self.shape.y - middle)
-        # Far from all pairs neither form knows more than the marginal of y.
-        weights = jnp.concatenate([moved, beyond])
-        return Embedding(kernel, jnp.concatenate([atoms, y]), weights)
+        shares = jnp.add(*restored_weights(self.shape, x))
+        center = _average(whole, y)
+        moved = center + size_ * (self.shape.y - _average(shares, self.shape.y))
+        elsewhere = center + y - _average(self.location.features_x.uniform, y)
+        weights = jnp.concatenate([jnp.sum(own) * shares, far])
+        return Embedding(kernel, jnp.concatenate([moved, elsewhere]), weights)
 
 
 def _average(weights: Float[Array, " n"], values: Float[Array, "n *d"]) -> Float[Array, "*d"]:
@@ -114,7 +115,7 @@ def learn_forecast(
         reports.append(report)
         return model
 
-    rows = jnp.asarray(spread(size(x), PAIRS))
+    rows = jnp.asarray(evenly(size(x), PAIRS))
     unit = coordinate_scale(y).astype(y.dtype)
     if repeats(y):
         forecast, held = Forecast(fit(y), None, None, jnp.ones((), y.dtype)), {}
@@ -198,8 +199,8 @@ def _report(
     form, (own, _) = next(iter(summary.items()))
     notes += [
         f"As good or better than the {form} here: {name}."
-        for name, (mean, _) in rivals.items()
-        if mean <= own
+        for name, (mean, error) in rivals.items()
+        if mean - own < error
     ]
     return Report(
         chosen={"form": form, **plain.chosen},

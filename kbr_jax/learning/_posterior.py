@@ -25,6 +25,7 @@ from ._conditional import (
     RANK,
     central_levels,
     energy_scores,
+    error_note,
     is_real,
     neighbors,
 )
@@ -270,7 +271,7 @@ def _report(setting: _Setting, data: _Data, values: dict) -> Report:
         coverage=held,
         temperature=1.0,
         notes=(
-            "The errors are energy scores of pairs that are held out, in standard deviations of x.",
+            error_note("held out", "x", data.x),
             *notes,
         ),
     )

@@ -155,7 +155,7 @@ def merge_moments(first: Moments, second: Moments) -> Moments:
     same = jax.tree.structure(first) == jax.tree.structure(second)
     same = same and all(a.shape == b.shape for a, b in zip(*leaves, strict=True))
     if same and all(is_concrete(leaf) for part in leaves for leaf in part):
-        same = all(bool(jnp.array_equal(a, b)) for a, b in zip(*leaves, strict=True))
+        same = all(np.array_equal(a, b) for a, b in zip(*leaves, strict=True))
     if not same:
         raise ValueError("Merge only moments that were collected with the same `MomentMaps`.")
     merged = _over_sums(jnp.add, first, second)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._checks import as_regularizer, is_concrete
 from .._numerics import matmul, safe_divide
@@ -280,7 +281,7 @@ def _check_same(features: AbstractFeatures, own: AbstractFeatures, name: str) ->
         pairs = list(zip(*map(jax.tree.leaves, trees), strict=True))
         same = all(a.shape == b.shape for a, b in pairs)
         concrete = [pair for pair in pairs if all(map(is_concrete, pair))]
-        same = same and all(bool(jnp.array_equal(*pair)) for pair in concrete)
+        same = same and all(np.array_equal(*pair) for pair in concrete)
     if not same:
         raise ValueError(
             f"Two models exchange coordinates of {name} and need one kernel and the same landmarks "

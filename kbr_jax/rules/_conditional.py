@@ -16,6 +16,8 @@ from .._checks import (
     check_finite,
     check_same_size,
     in_one_precision,
+    in_precision,
+    precision_of,
     size,
     without_padding,
 )
@@ -263,6 +265,9 @@ def fit_conditional(
     else:
         plain = ConjugateGradient(rank=0, block_size=solver.block_size, mesh=solver.mesh)
         features_y = lazy_gram(kernel_y, y, plain)
+    dtype = precision_of(x, y)
+    if dtype is not None:  # Gram matrices of labels have the default one
+        features_x, features_y = in_precision((features_x, features_y), dtype)
     regularizer = as_regularizer(regularizer, "regularizer", features_x.dtype)
     factor = features_x.ridge(regularizer)
     return ConditionalEmbedding(features_x, features_y, regularizer, factor)

@@ -94,7 +94,8 @@ def conformal_margin(
     **Arguments:** `forecasts`, weights `[b, n]`, on real points, or `jax.vmap(forecast)(x)` of a
     `Forecast`; `points` `[b, ...]`, what happened, from data that the model has not seen. With
     `leave_out_forecasts` the guarantee is not exact; it holds well where one pair changes the model
-    little. `level` between 0 and 1.
+    little. Forecasts without a distribution, such as those of padding, are left out. `level`
+    between 0 and 1.
 
     **Returns:** `[*point]`, negative where intervals are too wide, infinite for fewer than
     level / (1 - level) points. Cost that of `quantile`. **Raises:** `ValueError` as
@@ -102,10 +103,11 @@ def conformal_margin(
     """
     share = as_fraction(level, "level")
     excess = _excess(forecasts, points, share)
-    count = excess.shape[0]
-    rank = jnp.ceil((count + 1) * share - 1e-6).astype(int)
-    ordered = jnp.sort(jnp.where(jnp.isnan(excess), jnp.inf, excess), axis=0)
-    found = jnp.take(ordered, jnp.clip(rank - 1, 0, count - 1), axis=0)
+    count = jnp.sum(~jnp.isnan(excess), axis=0)
+    rank = jnp.ceil((count + 1).astype(share.dtype) * share - 1e-6).astype(int)
+    ordered = jnp.sort(excess, axis=0)  # NaN comes last
+    place = jnp.clip(rank - 1, 0, excess.shape[0] - 1)
+    found = jnp.take_along_axis(ordered, place[None], axis=0)[0]
     return jnp.where(rank > count, jnp.inf, found)
 
 
