@@ -183,3 +183,19 @@ def test_batches_and_gradients():
     np.testing.assert_allclose(found[0][0], found[0][1], rtol=1e-6)  # scale and origin: no matter
     np.testing.assert_allclose(found[1][0], 2 * found[1][1], rtol=1e-4, atol=1e-6)
     assert np.all(np.isfinite(found[1]))
+
+
+def test_parts_of_a_tuple_may_stand_in_any_order():
+    rng = np.random.default_rng(0)
+    z, e, *noise = rng.normal(size=(4, 60))
+    driven, y = (jnp.asarray(np.sin(3 * z) + 0.2 * part) for part in noise)
+    test = kbr.hypotheses.conditional_independence_test
+    options = {"key": jax.random.key(0), "num_draws": 99}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        first, second = (
+            test(None, None, None, x, y, jnp.asarray(z), **options)
+            for x in ((jnp.asarray(e), driven), (driven, jnp.asarray(e)))
+        )
+    for name in ("statistic", "p_value", "explained", "bias"):
+        np.testing.assert_allclose(getattr(first, name), getattr(second, name), rtol=1e-6)

@@ -732,3 +732,18 @@ def test_sets_of_one_true_point_do_not_tell_noise():
     np.testing.assert_allclose(
         kbr.dynamics.fit_dynamics(kernel, some).regularizer, whole, rtol=1e-9
     )
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_sets_without_step_weight_say_nothing(steps):
+    """An outlier between steps of weight 0 changes no forecast."""
+    rng = np.random.default_rng(0)
+    sets = [jnp.asarray(rng.normal(size=30) + 0.3 * t) for t in range(9)]
+    weights = jnp.asarray([1.0, 1, 1, 0, 0, 1, 1, 1])
+    found = []
+    for middle in (sets[4], sets[4] + 50):
+        sequence = kbr.dynamics.sample_sequence([*sets[:4], middle, *sets[5:]])
+        model = kbr.dynamics.fit_dynamics(G, sequence, step_weights=weights)
+        forecast = kbr.dynamics.extrapolate(model, steps)
+        found.append(kbr.evaluate(forecast, jnp.linspace(0, 5, 9)))
+    np.testing.assert_allclose(*found, atol=0.02)

@@ -112,11 +112,12 @@ def test_converged_is_the_minimum(seed):
     )
     assert np.all(svm.converged)
     w, b = np.asarray(svm.coefficients[0]), float(svm.intercepts[0])
-    # The gradient, which vanishes nowhere else: the problem is convex. The intercept is penalized
-    # by 5e-7 of its square.
+    # The gradient, which vanishes nowhere else: the problem is convex. The value at the center is
+    # penalized by 5e-7 of its square.
     slopes = 2e3 / 12 * np.maximum(1 - labels * (x @ w + b), 0) * labels
-    close(w, slopes @ x, 1e-7)
-    close(1e-6 * b, slopes.sum(), 1e-7)
+    trace = 1e-6 * (b + x.mean(0) @ w)
+    close(w + trace * x.mean(0), slopes @ x, 1e-7)
+    close(trace, slopes.sum(), 1e-7)
 
 
 def test_squared_hinge_of_scikit_learn_without_intercept():
@@ -204,3 +205,18 @@ def test_classes_are_different_labels(classes):
         kbr.dynamics.fit_predicted_svm(
             x, jnp.arange(6) % 2, jnp.ones(6), penalty=1.0, classes=jnp.asarray(classes)
         )
+
+
+@pytest.mark.parametrize(("dtype", "offset"), [("float64", 1e4), ("float32", 1e3)])
+def test_the_classifier_does_not_depend_on_the_origin(dtype, offset):
+    rng = np.random.default_rng(0)
+    labels = np.arange(100) % 2
+    x = rng.normal(size=100) + 2.0 * labels
+    fits = [
+        kbr.dynamics.fit_predicted_svm(
+            jnp.asarray(x + by, dtype), labels, jnp.full(100, 0.01, dtype), penalty=1.0
+        )
+        for by in (0.0, offset)
+    ]
+    near, far = (fit.coefficients for fit in fits)
+    np.testing.assert_allclose(far, near, rtol=1e-8 if dtype == "float64" else 1e-3)

@@ -25,7 +25,7 @@ from .._checks import (
     is_concrete,
     size,
 )
-from .._numerics import matmul
+from .._numerics import matmul, safe_divide
 from .._solves import psd_solve
 from .._typing import Array, ArrayLike, Bool, Float, Points, with_numbers
 from ..features import AbstractFeatureMap, FeatureChoice, Landmarks, fit_features
@@ -143,21 +143,24 @@ def fit_predicted_svm(
             "`RandomFourier`."
         )
     coordinates = _codes(features, x).astype(weights.dtype)
-    if intercept:
+    amounts = jnp.abs(weights)
+    center = jnp.zeros(coordinates.shape[1], coordinates.dtype)
+    if intercept:  # far from the origin its trace of a penalty would be one of w
+        center = safe_divide(matmul(amounts, coordinates), jnp.sum(amounts))
+        coordinates = coordinates - center
         coordinates = jnp.concatenate(
             [coordinates, jnp.ones((coordinates.shape[0], 1), coordinates.dtype)], axis=1
         )
     positive = classes[1:] if classes.shape[0] == 2 else classes
     targets = jnp.where(labels[None, :] == positive[:, None], 1, -1).astype(weights.dtype)
-    loss_weights = as_positive(penalty, "penalty", scalar=True).astype(weights.dtype) * jnp.abs(
-        weights
-    )
+    loss_weights = as_positive(penalty, "penalty", scalar=True).astype(weights.dtype) * amounts
     targets = jnp.where(weights < 0, -targets, targets)
     solution, converged = _fit(coordinates, targets, loss_weights, intercept)
-    b = solution[:, -1] if intercept else jnp.zeros(solution.shape[0], solution.dtype)
-    return PredictedSVM(
-        features, solution[:, :-1] if intercept else solution, b, classes, converged
-    )
+    w, b = solution, jnp.zeros(solution.shape[0], solution.dtype)
+    if intercept:
+        w = solution[:, :-1]
+        b = solution[:, -1] - matmul(w, center)
+    return PredictedSVM(features, w, b, classes, converged)
 
 
 def _as_classes(labels: Array, classes: ArrayLike | None) -> Array:

@@ -12,7 +12,7 @@ import optax
 from jax import lax
 
 from .._checks import as_count
-from .._numerics import HIGHEST, matmul
+from .._numerics import HIGHEST, matmul, safe_divide
 from .._typing import Array, Float, with_numbers
 from ..embedding import Embedding, normalized
 from ._dynamics import DistributionDynamics, advance, forecast_coefficients, noise_ridge
@@ -159,11 +159,17 @@ def _stack(model: DistributionDynamics, noise: Float[Array, ""], steps: int) -> 
         for *part, line in zip(*parts, _line(model, first, steps), strict=True)
     )
     quadratic = noise * jnp.eye(predictions.shape[0], dtype=noise.dtype)
-    errors = [left_out - identity[2:]] if steps == 1 else []
-    for error in (*errors, ahead - identity[first - 1 + steps :]):
-        smoothed = matmul(error, model.gram)
+    # Steps of weight 0 lead to or from sets that say nothing.
+    known = (model.step_weights > 0).astype(noise.dtype)
+    on_the_way = jnp.stack([known[first - 1 + k : count - steps + k] for k in range(steps)])
+    errors = [(left_out - identity[2:], known[1:])] if steps == 1 else []
+    for error, counted in (
+        *errors,
+        (ahead - identity[first - 1 + steps :], jnp.min(on_the_way, axis=0)),
+    ):
+        smoothed = matmul(error, model.gram) * counted[:, None]
         products = jnp.einsum("ati,bti->ab", smoothed, error, precision=HIGHEST)
-        quadratic = quadratic + products / error.shape[1]
+        quadratic = quadratic + safe_divide(products, jnp.sum(counted))
     shares = _on_simplex(lax.stop_gradient(quadratic))
     return StackedForecast(
         matmul(shares, predictions[:, 0]), shares[:-1].reshape(len(families), -1), shares[-1]
@@ -177,15 +183,17 @@ def _line(
     count = model.gram.shape[0]
     times = jnp.concatenate([jnp.zeros(1, model.gram.dtype), jnp.cumsum(model.intervals)])
     coming = times[-1:] + steps * jnp.mean(model.intervals)
-    earlier = jnp.tri(count, k=-steps, dtype=times.dtype)[first - 1 + steps :]
-    others = 1 - jnp.eye(count, dtype=times.dtype)[2:]
+    step_known = jnp.pad((model.step_weights > 0).astype(times.dtype), 1)
+    touched = jnp.maximum(step_known[:-1], step_known[1:])
+    earlier = touched * jnp.tri(count, k=-steps, dtype=times.dtype)[first - 1 + steps :]
+    others = touched * (1 - jnp.eye(count, dtype=times.dtype)[2:])
 
     def at(time, known):
-        mean = matmul(known, times) / jnp.sum(known)
-        slope = known * (times - mean) / jnp.sum(known * (times - mean) ** 2)
-        return known / jnp.sum(known) + slope * (time - mean)
+        mean = safe_divide(matmul(known, times), jnp.sum(known))
+        slope = safe_divide(known * (times - mean), jnp.sum(known * (times - mean) ** 2))
+        return safe_divide(known, jnp.sum(known)) + slope * (time - mean)
 
-    everything = jnp.ones((1, count), times.dtype)
+    everything = touched[None]
     return tuple(
         jax.vmap(at)(*case)
         for case in (

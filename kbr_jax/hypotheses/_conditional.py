@@ -1,5 +1,7 @@
 r"""A test of independence given a third variable, by regressions on it that choose themselves."""
 
+import functools
+import itertools
 import warnings
 from typing import Any
 
@@ -151,13 +153,13 @@ def _run(
 
 
 class _Part(eqx.Module):
-    """The regression of a variable, and features without what z predicts.
+    """The regressions of the parts of a variable, and features without what z predicts.
 
     `whole` is the mean square of these features, and `grown` how much larger errors are where half
-    of the sample predicts the other.
+    of the sample predicts the other, in the part where they grow most.
     """
 
-    first: Regression
+    first: list[Regression]
     left: Float[Array, "n s"]
     whole: Float[Array, ""]
     grown: Float[Array, ""]
@@ -188,7 +190,13 @@ def _compared(
     first, second = parts
     sizes = [jnp.mean(jnp.sum(part**2, axis=1)) for part in left]
     magnitude = 2 * (sizes[0] * second.whole + first.whole * sizes[1])
-    shares = [jnp.clip(1 - safe_divide(part.first.loss, part.first.total), 0, 1) for part in parts]
+    losses, totals = (
+        [jnp.sum(jnp.stack([getattr(one, name) for one in part.first])) for part in parts]
+        for name in ("loss", "total")
+    )
+    shares = [jnp.clip(1 - safe_divide(*pair), 0, 1) for pair in zip(losses, totals, strict=True)]
+    pairs = itertools.product(first.first, second.first)
+    freedom = functools.reduce(jnp.maximum, (_freedom(*pair) for pair in pairs))
     grown = jnp.maximum(first.grown, 0) * jnp.maximum(second.grown, 0)
     fields = {
         "effect": _correlation(*left),
@@ -196,7 +204,7 @@ def _compared(
         "bias": safe_sqrt(n * grown),
     }
     statistic = statistics(terms, jnp.ones((1, n), terms.dtype))[0]
-    return (statistic, null * _freedom(first.first, second.first), magnitude), fields
+    return (statistic, null * freedom, magnitude), fields
 
 
 @eqx.filter_jit
@@ -284,9 +292,10 @@ def _residuals(
         points = jax.tree.map(replaced, points)
     features = _features(kernel, points, rows, _FEATURES).astype(dtype)
     second = regress(candidates, features)
-    first = (firsts or [second])[0]
-    grown = safe_divide(first.halved(key), first.loss) - 1
-    return _Part(first, second.residual(), jnp.mean(jnp.sum(features**2, axis=1)), grown)
+    firsts = firsts or [second]
+    grown = [safe_divide(first.halved(key), first.loss) - 1 for first in firsts]
+    grown = functools.reduce(jnp.maximum, grown)
+    return _Part(firsts, second.residual(), jnp.mean(jnp.sum(features**2, axis=1)), grown)
 
 
 def _freedom(*parts: Regression) -> Float[Array, ""]:
