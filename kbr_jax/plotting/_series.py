@@ -132,7 +132,11 @@ def plot_intervals(
         mark = "o" if count == 1 else None
         true = numbers(truth, count, "truth")
         axis.plot(x, true, color="black", lw=1.2, label="truth", marker=mark)
-    axis.legend(frameon=False)
+    legend = axis.legend(frameon=False)
+    # Bands lie on each other; in the legend each has the color that it has in the picture.
+    bands = [handle for handle in legend.legend_handles if hasattr(handle, "set_facecolor")]
+    for depth, handle in enumerate(bands[: len(levels)]):
+        handle.set_alpha(1 - 0.75 ** (depth + 1))
     aside = 0.5 if count == 1 else 0.0
     axis.set(xlabel="time", xlim=(x[0] - aside, x[-1] + aside))
     return axis
