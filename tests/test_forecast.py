@@ -68,11 +68,14 @@ def test_atoms_and_weights_by_hand():
         jnp.asarray(y),
     )
     found = forecast(jnp.asarray(at))
-    middle = (own + rest) @ shape
-    np.testing.assert_allclose(found.points[:20], center + size * (shape - middle), rtol=1e-6)
-    np.testing.assert_allclose(found.points[20:], y)
-    np.testing.assert_allclose(found.weights, np.r_[own, np.full(20, rest)], atol=1e-9)
+    shares = own + rest
+    moved = center + size * (shape - shares @ shape)
+    np.testing.assert_allclose(found.points[:20], moved, rtol=1e-6)
+    np.testing.assert_allclose(found.points[20:], center + y - y.mean())
+    expected = np.r_[own.sum() * shares, np.full(20, rest)]
+    np.testing.assert_allclose(found.weights, expected, atol=1e-9)
     np.testing.assert_allclose(found.weights.sum(), 1)
+    np.testing.assert_allclose(kbr.mean(found), center)
 
 
 def test_intervals_hold_what_they_say(learned):

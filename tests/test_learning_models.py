@@ -41,8 +41,13 @@ def test_learned_conditional(fast):
     # The coordinates without signal get the widest bandwidths.
     widths = np.asarray(report.chosen["bandwidth_x"])
     assert widths[0] < 0.5 * widths[1:].min()
+    # What the report says of intervals is true of new pairs.
+    residuals = leave_out_residuals(model)
+    adjusted = jax.vmap(lambda point: condition_adjusted(model, residuals, point))(new_x)
     for nominal, share in report.coverage.items():
-        assert abs(share - nominal) < 0.15
+        low, high = jax.vmap(lambda one, u=nominal: kbr.credible_interval(one, u))(adjusted)
+        assert abs(share - jnp.mean((low <= new_y) & (new_y <= high))) < 0.1
+        assert abs(share - nominal) < 0.2
     assert "energy scores" in str(report)
 
 

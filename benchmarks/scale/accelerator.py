@@ -31,8 +31,8 @@ BATCHES = (1, 64, 1024, 16384)
 #: Seconds to launch a kernel without a CUDA graph, as commonly given (2 to 3 microseconds), and
 #: bytes a second of the memory, as in the description of the device.
 LAUNCH, BANDWIDTH = 2.5e-6, 3.352e12
-#: Instructions that launch nothing. A condition counts as one kernel: what it guards runs only where
-#: a factorization fails.
+#: Instructions that launch nothing. A condition counts as one kernel: what it guards runs only
+#: where a factorization fails.
 FREE = {"bitcast", "tuple", "get-tuple-element", "parameter", "constant", "copy-done", "async-done"}
 
 

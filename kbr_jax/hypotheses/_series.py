@@ -49,7 +49,7 @@ def block_length(dependent: bool | int, x: Points, y: Points) -> int:
 
 
 def given_length(dependent: int, n: int) -> int:
-    """A length of dependence in a series of n points, with at least four of them."""
+    """A length of dependence that a series of n points holds four times."""
     length, most = as_count(dependent, "dependent"), max(n // _BLOCKS, 1)
     if length > most:
         raise ValueError(
