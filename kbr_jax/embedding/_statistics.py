@@ -111,7 +111,7 @@ def variance(embedding: Embedding) -> Points:
     r"""Variance of each coordinate under the distribution that `quantile` reads `[..., *point]`.
 
     For non-negative weights it is $\sum_i w_i (x_i - m)^2 / \sum_i w_i$. With signed weights that
-    sum can be negative: a narrow posterior would have no spread at all. The distribution of
+    sum can be negative: a narrow posterior would get the variance 0. The distribution of
     `quantile` goes up only, and lies nearer to the truth.
 
     NaN and errors as `mean`. Cost O(n d), and for signed weights O(b d n log n) for b embeddings.
