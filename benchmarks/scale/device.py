@@ -100,17 +100,17 @@ def filters(counts: tuple[int, ...]) -> dict[str, Any]:
     return results
 
 
-def normal(n: int, d: int, dtype: Any = jnp.float32) -> jax.Array:
-    return jax.random.normal(jax.random.key(0), (n, d), dtype)
+def normal(n: int, d: int) -> jax.Array:
+    return jax.random.normal(jax.random.key(0), (n, d))
 
 
-def gram(n: int, dtype: Any) -> Callable[[], Any]:
-    x, kernel = normal(n, 10, dtype), kbr.Gaussian(1.5)
+def gram(n: int) -> Callable[[], Any]:
+    x, kernel = normal(n, 10), kbr.Gaussian(1.5)
     return lambda: kbr.gram(kernel, x)
 
 
-def conditional(n: int, dtype: Any) -> Callable[[], Any]:
-    x, kernel = normal(n, 10, dtype), kbr.Gaussian(1.5)
+def conditional(n: int) -> Callable[[], Any]:
+    x, kernel = normal(n, 10), kbr.Gaussian(1.5)
     return lambda: (
         kbr.condition(
             kbr.fit_conditional(kernel, kernel, x, x[:, :1], regularizer=1e-4), x[:100]
@@ -143,8 +143,8 @@ def slopes() -> Any:
 def work() -> dict[str, Callable[[], Any]]:
     tests = {name: test for name, test in large.ROWS.items() if "," in name and "RCIT" not in name}
     return {
-        "Gram matrix, n = 20 000": gram(20_000, jnp.float32),
-        "fit and condition, exact, n = 10 000": conditional(10_000, jnp.float32),
+        "Gram matrix, n = 20 000": gram(20_000),
+        "fit and condition, exact, n = 10 000": conditional(10_000),
         "gradient of the leave-one-out loss, n = 4000": slopes,
         "300 greedy landmarks of 100 000 points": landmarks,
         "moments of 1 000 000 pairs, 100 features": moments,

@@ -184,7 +184,8 @@ def init_from_observation(
 ) -> tuple[Any, FilterOutput]:
     r"""Start from a first observation without a prior (F11 eq 10).
 
-    The belief is $(K + n \varepsilon I)^{-1} k(O, o)$.
+    The belief is $(K + n \varepsilon I)^{-1} k(O, o)$. An observation beyond the reach of the
+    kernel leaves the training marginal.
 
     **Arguments:** `observation`, one point; `regularizer`: epsilon > 0; `control`, the input that
     acts after it.
