@@ -3,6 +3,7 @@
 Shapes and dtypes at trace time, values where they are concrete.
 """
 
+import contextlib
 import operator
 import os
 import warnings
@@ -23,6 +24,13 @@ def is_concrete(x: object) -> bool:
     It is not being traced by `jit`, `vmap` or `grad`.
     """
     return not isinstance(x, jax.core.Tracer)
+
+
+def known(value: Any) -> contextlib.AbstractContextManager[Any]:
+    """Where a number of Python or NumPy stays a number that can be read, inside of `jit` too."""
+    if all(map(is_concrete, jax.tree.leaves(value))):
+        return jax.ensure_compile_time_eval()
+    return contextlib.nullcontext()
 
 
 def as_arrays(points: Points, name: str) -> Points:
@@ -240,8 +248,8 @@ def as_weights(
 def as_positive(value: ArrayLike, name: str, *, scalar: bool = False) -> Float[Array, "..."]:
     """A positive parameter as a floating-point array, of one number if `scalar`.
 
-    A number, or a concrete array, that is not positive (or is NaN) is a `ValueError`. A traced
-    value is not looked at: inside `jit` and `grad`, positivity is the caller's, by the
+    A number, or a concrete array, that is not positive (or is NaN) is a `ValueError`, inside of
+    `jit` too. A traced value is not looked at: its positivity is the caller's, by the
     parametrization.
     """
     array = as_float(value)
@@ -276,9 +284,11 @@ def as_fraction(value: ArrayLike, name: str) -> Float[Array, ""]:
 
 def as_float(value: ArrayLike) -> Float[Array, "..."]:
     """`value` as a floating-point array; integers and booleans in the default precision."""
-    array = jnp.asarray(value)
-    # The cast also drops the weak type of Python numbers, which would compile every program twice.
-    return array.astype(array.dtype if jnp.issubdtype(array.dtype, jnp.floating) else float)
+    with known(value):
+        array = jnp.asarray(value)
+        # The cast also drops the weak type of Python numbers, which would compile each program
+        # twice.
+        return array.astype(array.dtype if jnp.issubdtype(array.dtype, jnp.floating) else float)
 
 
 def as_regularizer(value: ArrayLike, name: str, dtype: jnp.dtype) -> Float[Array, ""]:

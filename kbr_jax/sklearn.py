@@ -6,6 +6,7 @@ Pipelines, grid searches and cross-validation of scikit-learn take them.
 from collections.abc import Callable
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -40,9 +41,29 @@ class _Estimator(BaseEstimator):
         return validate_data(self, X, reset=False)
 
 
-def _each(function: Callable, x: Any) -> np.ndarray:
-    """A function of one point at every row, whatever the other rows are."""
-    return np.asarray(jax.lax.map(function, jnp.asarray(x, float)), float)
+def _each(function: Callable, fitted: Any, x: Any) -> np.ndarray:
+    """A function of what was fitted and of one point, at every row, whatever the other rows are."""
+    return np.asarray(_at_rows(function, fitted, jnp.asarray(x, float)), float)
+
+
+@eqx.filter_jit
+def _at_rows(function: Callable, fitted: Any, x: jax.Array) -> jax.Array:
+    return jax.lax.map(lambda row: function(fitted, row), x)
+
+
+def _mean(forecast: Any, x: jax.Array) -> jax.Array:
+    return mean(forecast(x))
+
+
+def _quantiles(fitted: Any, x: jax.Array) -> jax.Array:
+    forecast, levels = fitted
+    return quantile(forecast(x), np.asarray(levels))
+
+
+def _probabilities(fitted: Any, x: jax.Array) -> jax.Array:
+    # Far from all rows the classes are as frequent as among these.
+    model, numbers = fitted
+    return density(model.embed_y(jnp.add(*restored_weights(model, x))), numbers)
 
 
 class ConditionalEmbeddingRegressor(RegressorMixin, _Estimator):
@@ -85,12 +106,14 @@ class ConditionalEmbeddingRegressor(RegressorMixin, _Estimator):
 
     def predict(self, X: Any) -> np.ndarray:
         """Conditional means `[m]` or `[m, d]`."""
-        return _each(lambda x: mean(self.forecast_(x)), self._checked(X))
+        X = self._checked(X)
+        return _each(_mean, self.forecast_, X)
 
     def predict_quantiles(self, X: Any, probabilities: Any = (0.05, 0.5, 0.95)) -> np.ndarray:
         """Conditional quantiles `[m, q]` or `[m, q, d]`; they do not cross."""
-        levels = np.atleast_1d(np.asarray(probabilities, float))
-        return _each(lambda x: quantile(self.forecast_(x), levels), self._checked(X))
+        X = self._checked(X)
+        levels = tuple(np.atleast_1d(np.asarray(probabilities, float)).tolist())
+        return _each(_quantiles, (self.forecast_, levels), X)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -128,15 +151,9 @@ class ConditionalEmbeddingClassifier(ClassifierMixin, _Estimator):
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Probabilities of the classes `[m, classes]`."""
-        check_is_fitted(self)
+        X = self._checked(X)
         numbers = jnp.arange(len(self.classes_), dtype=jnp.int32)
-
-        def probabilities(x):
-            # Far from all rows the classes are as frequent as among these.
-            weights = jnp.add(*restored_weights(self.model_, x))
-            return density(self.model_.embed_y(weights), numbers)
-
-        return _each(probabilities, validate_data(self, X, reset=False))
+        return _each(_probabilities, (self.model_, numbers), X)
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class of each row."""

@@ -137,6 +137,8 @@ def test_estimators_learn(fast):
     assert np.all(shares >= 0) and classifier.score(x, names) > 0.8
     with pytest.raises(ValueError, match="or neither"):
         ConditionalEmbeddingRegressor(regularizer=1e-3).fit(x, y)
+    with pytest.raises(ValueError, match="`probabilities`"):
+        regressor.predict_quantiles(x[:5], 1.5)
 
 
 @pytest.mark.parametrize(

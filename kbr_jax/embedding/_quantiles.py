@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._checks import as_points, is_concrete
+from .._checks import as_points, is_concrete, known
 from .._numerics import one_program
 from .._typing import Array, ArrayLike, Bool, Float, Int, Point, PointFunction
 from ._embedding import Embedding, normalized
@@ -52,7 +52,8 @@ def quantile(
     are not one real array.
     """
     dtype = embedding.weights.dtype
-    levels = jnp.asarray(probabilities, dtype)
+    with known(probabilities):
+        levels = jnp.asarray(probabilities, dtype)
     if levels.ndim > 1 or (
         is_concrete(levels) and not np.all((np.asarray(levels) >= 0) & (np.asarray(levels) <= 1))
     ):
@@ -134,7 +135,8 @@ def credible_interval(
 
     **Returns:** lower and upper ends, each `[..., *shape]`. Arguments, cost and errors: `quantile`.
     """
-    share = jnp.asarray(level, embedding.weights.dtype)
+    with known(level):
+        share = jnp.asarray(level, embedding.weights.dtype)
     if share.ndim or (is_concrete(share) and not 0 < float(share) < 1):
         raise ValueError(f"`level` must be one number between 0 and 1, got {level}.")
     lower, upper = quantile(embedding, jnp.stack([(1 - share) / 2, (1 + share) / 2]), function)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 
@@ -16,6 +17,7 @@ from .._checks import (
     check_finite,
     in_one_precision,
     is_concrete,
+    known,
     size,
     take,
 )
@@ -78,7 +80,7 @@ def herd_continuous(
     rate = as_positive(learning_rate, "learning_rate", scalar=True).astype(dtype)
     low = _bound(-jnp.inf if lower is None else lower, "lower", embedding.points)
     high = _bound(jnp.inf if upper is None else upper, "upper", embedding.points)
-    if is_concrete(low) and is_concrete(high) and not bool(jnp.all(low <= high)):
+    if is_concrete(low) and is_concrete(high) and not np.all(np.asarray(low) <= np.asarray(high)):
         raise ValueError(f"`lower` must not be above `upper`, got {lower} and {upper}.")
     starts = jnp.clip(jnp.asarray(starts, dtype), low, high)
     num_starts = min(as_count(num_starts, "num_starts"), size(starts))
@@ -97,10 +99,11 @@ def herd_continuous(
 def _bound(value: ArrayLike, name: str, points: Float[Array, "n *d"]) -> Array:
     """A bound in the shape of a point."""
     shape = points.shape[1:]
-    found = jnp.asarray(value, points.dtype)
-    if found.ndim and found.shape != shape:
-        raise ValueError(f"`{name}` must be a number or have the shape {shape}, got {found.shape}.")
-    return jnp.broadcast_to(found, shape)
+    with known(value):
+        found = jnp.asarray(value, points.dtype)
+        if not found.ndim or found.shape == shape:
+            return jnp.broadcast_to(found, shape)
+    raise ValueError(f"`{name}` must be a number or have the shape {shape}, got {found.shape}.")
 
 
 @eqx.filter_jit

@@ -66,7 +66,7 @@ class Clipping(eqx.Module):
         tau = self.truncation
         if not self.clip and is_concrete(tau) and np.any(np.asarray(tau) > 0):
             raise ValueError(
-                f"`truncation` = {np.max(tau):.3g} acts on non-negative weights: set `clip=True`, "
+                f"`truncation` = {np.max(np.asarray(tau)):.3g} acts on non-negative weights: set `clip=True`, "
                 "or `truncation=0`."
             )
 

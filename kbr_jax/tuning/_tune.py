@@ -336,7 +336,7 @@ def as_problem(
         raise ValueError("`initial` holds no floating-point arrays, so there is nothing to tune.")
     mask = _positive(positive, treedef)
     for leaf, log in zip(leaves, mask, strict=True):
-        if log and is_concrete(leaf) and not bool(jnp.all(leaf > 0)):
+        if log and is_concrete(leaf) and not np.all(np.asarray(leaf) > 0):
             raise ValueError(f"A parameter declared positive starts at {leaf}; start it above 0.")
     problem = _Problem(
         fixed=fixed,
