@@ -85,7 +85,7 @@ def landmarks(mesh, blocks=(1, 8)):
             kbr.greedy_landmarks(KERNEL, X, rank=20, block_size=block, mesh=mesh),
             kbr.rpcholesky_landmarks(KERNEL, X, rank=20, key=key, block_size=block, mesh=mesh),
             kbr.features.incomplete_cholesky(
-                KERNEL, X, rank=40, key=key, tolerance=1e-2, block_size=block, mesh=mesh
+                KERNEL, X, rank=20, key=key, tolerance=1e-2, block_size=block, mesh=mesh
             ),
         )
         for block in blocks
