@@ -237,12 +237,14 @@ def run_filter(
     - `mesh`: devices to divide a list of sequences over; each gets the whole filter. See
       `devices.over_devices`.
 
-    **Returns:** a `FilterOutput` with leading axis T, or what `output_fn` returned, stacked; a list
-    of these for a list of sequences, which run side by side in one program. The first call
-    compiles. A lambda written in the call is a new function, and compiles each time.
+    **Returns:** a `FilterOutput` with leading axis T, whose `state` alone is that after the last
+    step; or what `output_fn` returned, stacked. A list of these for a list of sequences, which run
+    side by side in one program. The first call compiles. A lambda written in the call is a new
+    function, and compiles each time.
 
     An observation far from all training observations, with each k(o_i, o) below 2^-52 k(o, o),
-    counts as missing, with predictive value 0. NaN does not: mark it in `observed`.
+    counts as missing, with predictive value 0. So does one that the belief excludes, for example a
+    label of probability 0. NaN does not: mark it in `observed`.
 
     **Raises:** `ValueError` for observations or inputs of another kind than in training, NaN that
     is not marked (outside `jit`), a mask of another length, and a `state` together with a `prior`.
