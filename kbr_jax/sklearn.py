@@ -94,7 +94,7 @@ class ConditionalEmbeddingRegressor(RegressorMixin, _Estimator):
         X, y = validate_data(self, X, y, multi_output=True, y_numeric=True)
         x, targets, self.report_ = jnp.asarray(X, float), jnp.asarray(y, float), None
         if self._given():
-            self.forecast_, _ = located_forecast(
+            self.forecast_ = located_forecast(
                 lambda values: fit_conditional(
                     self.kernel, None, x, values, regularizer=self.regularizer
                 ),

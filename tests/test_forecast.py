@@ -64,7 +64,7 @@ def test_atoms_and_weights_by_hand():
     center = (own + rest) @ y
     size = max((own + rest) @ sizes, LEAST_SCALE * sizes.mean())
 
-    forecast, _ = located_forecast(
+    forecast = located_forecast(
         lambda values: kbr.fit_conditional(kernel, None, jnp.asarray(x), values, regularizer=ridge),
         jnp.asarray(y),
     )
@@ -174,7 +174,7 @@ def test_between_two_groups_a_forecast_is_the_marginal():
     def fit(values):
         return kbr.fit_conditional(kbr.Gaussian(0.5), None, x, values, regularizer=1e-3)
 
-    forecast, _ = located_forecast(fit, y)
+    forecast = located_forecast(fit, y)
     for place in (0.2, 1.5, 2.0, 5.0, 20.0):
         found = forecast(jnp.asarray(place))
         whole = jnp.add(*restored_weights(forecast.location, jnp.asarray(place)))

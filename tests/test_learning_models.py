@@ -260,7 +260,7 @@ def test_forecasts_do_not_depend_on_the_origin_of_y():
         def fit(values):
             return kbr.fit_conditional(kbr.Gaussian(0.5), None, x, values, regularizer=1e-2)
 
-        forecast = _forecast.located_forecast(fit, y + offset)[0]
+        forecast = _forecast.located_forecast(fit, y + offset)
         levels = jnp.asarray([0.05, 0.5, 0.95])
         read = [kbr.quantile(b, levels) - offset for b in (adjusted, forecast(jnp.asarray(1.5)))]
         return np.stack(read)

@@ -99,7 +99,9 @@ class Smoothed(eqx.Module):
         self, coordinates: Float[Array, "b r"], targets: Float[Array, "n t"]
     ) -> Float[Array, "b t"]:
         """Predictions at b features, without the weights `[b, n]`. Cost O((b + n) r t)."""
-        level, slope = matmul(self.share, targets), matmul(self.slope, targets)
+        # Rows of `slope` sum to 0 up to rounding, which a level of the targets would magnify.
+        level = matmul(self.share, targets)
+        slope = matmul(self.slope, targets - level)
         return level + matmul(coordinates - self.center, slope)
 
 

@@ -227,7 +227,8 @@ def run_filter(
       `controls` and `observed` are lists too. `vmap` is for sequences of one length.
     - `controls`: known inputs `[T, ...]`, the one at t acting from the state at t to the next.
     - `observed`: mask `[T]`, False where an observation is missing. Its value is ignored.
-    - `prior`: embedding of the first hidden state, by default the training marginal.
+    - `prior`: embedding of the first hidden state, by default the training marginal. For the 2009
+      filter it is of the state one step before.
     - `state`: of an earlier run (`run.state`), to go on from; then give no `prior` and no lists.
     - `output_fn`: what to keep of each step, a function of its `FilterOutput`. For long sequences
       `lambda out: state_mean(filt, out)` keeps d numbers a step instead of n.

@@ -199,6 +199,9 @@ class KernelBayesFilter(AbstractFilter):
         own = emission.from_observation(factor, code)
         if not isinstance(own, jax.Array):
             return own, emission.marginal(), jnp.asarray(jnp.nan, emission.features_x.dtype)
+        if not emission.learned:  # Bayes' rule from the marginal
+            prior = emission.marginal()
+            return own, prior, predictive_value(emission, prior, code, jnp.sum(prior))
         value = predictive_value(emission, own, code, jnp.sum(own))
         # Beyond the reach of the kernel nothing was observed.
         own = jnp.where(jnp.all(own == 0), emission.marginal(), own)

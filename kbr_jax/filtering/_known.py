@@ -276,7 +276,7 @@ class KnownLikelihood(AbstractSampleEmission):
         observed = as_mask(observed, size(observations), "observed")
         first = take(observations, jnp.argmax(observed))
         # Where nothing was observed this is a missing value too, and NaN would reach gradients.
-        first = jax.tree.map(lambda leaf: jnp.where(jnp.any(observed), leaf, 0), first)
+        first = jax.tree.map(lambda a: jnp.where(jnp.any(observed), a, jnp.zeros_like(a)), first)
         filled = fill(observations, observed, first)
 
         def column(observation):

@@ -44,7 +44,8 @@ def as_transitions(
             states, observations, successors, lag, mask
         )
         return states, observations, successors, None
-    _check_one_sequence(states, observations)
+    if successors is None:
+        _check_one_sequence(states, observations)
     states, observations = as_points(states, "states"), as_points(observations, "observations")
     if mask is not None:
         mask = as_mask(mask, size(states), "mask")
@@ -158,12 +159,14 @@ def _check_one_sequence(states: Points, observations: Points) -> None:
     if not all(isinstance(part, (jax.Array, np.ndarray)) for part in (states, observations)):
         return
     first, second = np.shape(states), np.shape(observations)
-    square = all(len(shape) == 3 and shape[1] == shape[2] for shape in (first, second))
+    # States or observations that are square matrices.
+    square = any(len(shape) == 3 and shape[1] == shape[2] for shape in (first, second))
     if len(first) >= 3 and len(second) >= 3 and first[0] == second[0] and not square:
         if second[1] > 1 and first[1] - second[1] in (0, 1):
             raise ValueError(
                 f"`states` has shape {list(first)}: it holds several trajectories. Pass lists of "
-                "them, `list(states)` and `list(observations)`."
+                "them, `list(states)` and `list(observations)`. Of one trajectory of matrices make "
+                "rows, `states.reshape(len(states), -1)`."
             )
 
 

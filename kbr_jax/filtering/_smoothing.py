@@ -56,7 +56,8 @@ def smooth(
       up to t + L.
     - `clipping`: of D; by default `Clipping()`.
     - `positive`: clip g at 0, as a ratio of densities should be.
-    - `normalize`: divide the smoothed weights by their sum at every step.
+    - `normalize`: divide the smoothed weights by their sum at every step. Not for the 2009 filter
+      of the estimator `"song2009"`, whose weights sum to 0.
 
     **Returns:** an `Embedding` with weights `[T, m]` on the points of `belief(filt, run)`. The last
     belief is the filter's. Cost O(T (n r^2 + r^3)) with landmarks, O(T n^3) exact, whatever the lag
@@ -66,7 +67,8 @@ def smooth(
     bandwidth), the smoother starts again from the filter's belief.
 
     **Raises:** `ValueError` for a run that is not a sequence, a filter whose transition cannot go
-    backwards, and as `run_filter` for `controls`.
+    backwards, weights that sum to 0 where they are to be normalized, and as `run_filter` for
+    `controls`.
     """
     if isinstance(run, list):
         own: Any = {"lag": lag, "estimator": estimator, "clipping": clipping}
@@ -76,6 +78,11 @@ def smooth(
         return [smooth(filt, r, controls=u, **own) for r, u in zip(run, inputs, strict=True)]
     clipping = Clipping() if clipping is None else clipping
     check_estimator(estimator, clipping, "pairs", "importance")
+    if normalize and getattr(filt, "estimator", None) == "song2009":
+        raise ValueError(
+            "`normalize=True` divides by the sum of weights, which is 0 for the estimator "
+            "'song2009': fit the filter with 'affine', or give `normalize=False`."
+        )
     beliefs = filt.embed(run.weights)
     if beliefs.weights.ndim != 2:
         raise ValueError(

@@ -74,6 +74,9 @@ class ConditionalEmbeddingFilter(AbstractFilter):
       (theorem 9, algorithm 2). Its weights sum to 0: read it by `decode`, not by a mean.
     - `"affine"`: the same regression with its intercept; weights sum to 1.
 
+    The first observation belongs to the state after the first move, as in S09: a `prior` is that of
+    the state $s_0$ before it.
+
     Cost of a step: O(n^2) exact, O(n r) with landmarks. On a linear-Gaussian system its gain tends
     to Q / (Q + R), not to the Kalman gain.
     """

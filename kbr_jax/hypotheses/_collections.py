@@ -93,7 +93,7 @@ def _of_points(x: Points, count: int) -> tuple[AbstractKernel, ...]:
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return (Delta(),)
     scale = coordinate_scale(x)
-    rows = flat(x / scale)
+    rows = flat((x - jnp.mean(x, axis=0)) / scale)
     pairs = np.triu_indices(rows.shape[0], k=1)
     euclidean = safe_sqrt(squared_distances(rows, rows))[pairs]
     city_block = lax.map(lambda row: jnp.sum(jnp.abs(rows - row), axis=1), rows)[pairs]

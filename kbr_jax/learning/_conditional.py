@@ -26,6 +26,7 @@ from ..kernels import (
 from ..rules import ConditionalEmbedding, fit_conditional
 from ..tuning import coverage, leave_out_loss, leave_out_residuals, tune
 from ..tuning._calibration import LEVELS
+from ..tuning._leave_out import restored
 from ..tuning._losses import measuring
 from ..tuning._progress import progress_bar
 from ._folds import distances
@@ -261,9 +262,8 @@ def central_levels(weights: np.ndarray, values: np.ndarray, truth: np.ndarray) -
 
 def _covered(weights: np.ndarray, residuals: Array, y: Array) -> dict[float, float]:
     """How many y lie inside the central intervals of `condition_adjusted` from the others."""
-    own = jnp.asarray(weights / np.maximum(weights.sum(1, keepdims=True), 0.5))
-    far = 1 - jnp.sum(own, axis=1, keepdims=True)
-    others = (1 - jnp.eye(len(y), dtype=own.dtype)) / (len(y) - 1)
+    others = (1 - np.eye(len(y), dtype=weights.dtype)) / (len(y) - 1)
+    own, far = restored(jnp.asarray(weights), jnp.asarray(others))
 
     def level(row):
         own, far, truth = row
@@ -273,5 +273,5 @@ def _covered(weights: np.ndarray, residuals: Array, y: Array) -> dict[float, flo
         below = jax.vmap(cdf, (None, 0))(found, truth)
         return jnp.abs(2 * jnp.diagonal(below) - 1)
 
-    levels = np.asarray(jax.lax.map(level, (own, far * others, y))).reshape(-1)
+    levels = np.asarray(jax.lax.map(level, (own, far, y))).reshape(-1)
     return dict(zip(LEVELS, np.asarray(coverage(jnp.asarray(levels))).tolist(), strict=True))

@@ -1,6 +1,7 @@
 r"""Forecasts of real y at a new x: conditional embeddings of a location, a scale and a shape."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -13,9 +14,9 @@ from .._typing import Array, Float, Point, Points, with_numbers
 from ..embedding import Embedding, energy_score
 from ..kernels import coordinate_scale
 from ..rules import ConditionalEmbedding
-from ..tuning import coverage, fit_bandwidth, leave_out_forecasts, leave_out_residuals
+from ..tuning import coverage, fit_bandwidth, leave_out_residuals
 from ..tuning._calibration import LEVELS
-from ..tuning._leave_out import restored_weights
+from ..tuning._leave_out import restored_left_out, restored_weights
 from ._conditional import PAIRS, central_levels, evenly, is_real, learn_conditional
 from ._report import Report, compared
 
@@ -64,10 +65,9 @@ class Forecast(eqx.Module):
         return Embedding(kernel, jnp.concatenate([moved, elsewhere]), weights)
 
 
-def _average(weights: Float[Array, " n"], values: Float[Array, "n *d"]) -> Float[Array, "*d"]:
-    return matmul(weights, values.reshape(len(values), -1).astype(weights.dtype)).reshape(
-        values.shape[1:]
-    )
+def _average(weights: Float[Array, "*b n"], values: Float[Array, "n *d"]) -> Float[Array, "..."]:
+    found = matmul(weights, values.reshape(len(values), -1).astype(weights.dtype))
+    return found.reshape(*weights.shape[:-1], *values.shape[1:])
 
 
 def learn_forecast(
@@ -81,7 +81,8 @@ def learn_forecast(
     The forecast moves and stretches the residuals (heteroscedastic location and scale, as Akritas
     and Van Keilegom 2001), and their weights still change with x. Its mean is that of the first
     model. The plain form is kept where its held-out energy score is better, and where y repeats its
-    values.
+    values. Held-out forecasts are those that `Forecast` gives, with the marginal of y where a pair
+    has no others near it.
 
     **Arguments:**
 
@@ -120,17 +121,16 @@ def learn_forecast(
     if repeats(y):
         forecast, held = Forecast(fit(y), None, None, jnp.ones((), y.dtype)), {}
     else:
-        forecast, scales = located_forecast(fit, y)
-        held = {MOVED: _moved(forecast, rows, scales[rows], unit)}
-    plain, truth = leave_out_forecasts(forecast.location, rows), y[rows]
-    own = energy_score(Embedding(plain.kernel, y / unit, plain.weights), truth / unit)
-    held[PLAIN] = plain, truth, own
-    ordered = sorted(held, key=lambda form: float(jnp.mean(held[form][2])))
-    best, happened, _ = held[ordered[0]]
+        forecast = located_forecast(fit, y)
+        held = {MOVED: _moved(forecast, rows, unit)}
+    held[PLAIN] = _plain(forecast.location, rows, unit)
+    ordered = sorted(held, key=lambda form: float(jnp.mean(held[form].scores)))
+    best = held[ordered[0]]
     kept = (forecast.scale, forecast.shape) if ordered[0] == MOVED else (None, None)
-    forecast = Forecast(forecast.location, *kept, fit_bandwidth(best, happened))
-    scores = {form: np.asarray(held[form][2]) for form in ordered}
-    return forecast, _report(reports[0], scores, best, happened)
+    bandwidth = fit_bandwidth(best.forecasts, best.happened)
+    forecast = Forecast(forecast.location, *kept, bandwidth)
+    scores = {form: np.asarray(held[form].scores) for form in ordered}
+    return forecast, _report(reports[0], scores, best.levels)
 
 
 def repeats(y: Float[Array, "n *d"]) -> bool:
@@ -139,26 +139,42 @@ def repeats(y: Float[Array, "n *d"]) -> bool:
     return min(len(np.unique(column)) for column in columns) < len(y) / 2
 
 
-def _moved(
-    forecast: Forecast, rows: Array, scales: Array, unit: Array
-) -> tuple[Embedding, Array, Float[Array, " m"]]:
-    """Held-out forecasts in units of the residuals, what happened there, and scores of y."""
-    shape = forecast.shape
-    assert shape is not None
-    moved = leave_out_forecasts(shape, rows)
-    # What happened is the residual, and what centering takes away.
-    middle = matmul(moved.weights, shape.y.reshape(len(shape.y), -1))
-    aim = shape.y[rows] + middle.reshape(len(rows), *shape.y.shape[1:])
-    return moved, aim, _moved_scores(moved, aim, scales, unit)
+class _HeldOut(NamedTuple):
+    """Forecasts of pairs left out, what happened, its scores and its levels `[m, d]`."""
+
+    forecasts: Embedding
+    happened: Array
+    scores: Float[Array, " m"]
+    levels: np.ndarray
+
+
+def _plain(model: ConditionalEmbedding, rows: Array, unit: Array) -> _HeldOut:
+    weights, y = jnp.add(*restored_left_out(model, rows)), model.y
+    scores = energy_score(Embedding(model.kernel_y, y / unit, weights), y[rows] / unit)
+    values = np.asarray(y).reshape(len(y), -1)
+    levels = central_levels(np.asarray(weights), values, values[np.asarray(rows)])
+    return _HeldOut(model.embed_y(weights), y[rows], scores, levels)
+
+
+def _moved(forecast: Forecast, rows: Array, unit: Array) -> _HeldOut:
+    """In units of the residuals: what happened is one, and what centering takes away."""
+    location, scale, shape = forecast.location, forecast.scale, forecast.shape
+    assert scale is not None and shape is not None
+    own, far = restored_left_out(location, rows)
+    shares = jnp.add(*restored_left_out(shape, rows))
+    sizes = _average(jnp.add(*restored_left_out(scale, rows)), scale.y)
+    sizes = jnp.maximum(sizes, LEAST_SCALE * jnp.mean(scale.y, axis=0))
+    residuals = location.y[rows] - _average(own + far, location.y)
+    aim = residuals / sizes + _average(shares, shape.y)
+    near = jnp.sum(own, axis=1, keepdims=True) * shares
+    scores, levels = _moved_scores(forecast, unit, (near, far, sizes, residuals, aim))
+    return _HeldOut(shape.embed_y(shares), aim, scores, np.asarray(levels))
 
 
 def located_forecast(
     fit: Callable[[Array], ConditionalEmbedding], y: Float[Array, "n *d"]
-) -> tuple[Forecast, Float[Array, "n *d"]]:
-    """The moved form from three fits, and its left-out scales.
-
-    `fit` fits a model to values at the training x.
-    """
+) -> Forecast:
+    """The moved form from three fits, where `fit` fits a model to values at the training x."""
     location = fit(y)
     residuals = leave_out_residuals(location)
     sizes = jnp.abs(residuals)
@@ -169,33 +185,39 @@ def located_forecast(
         sizes - leave_out_residuals(scale), LEAST_SCALE * jnp.mean(sizes, axis=0) + tiny
     )
     shape = fit(residuals / expected)
-    return Forecast(location, scale, shape, jnp.ones((), y.dtype)), expected
+    return Forecast(location, scale, shape, jnp.ones((), y.dtype))
 
 
 @eqx.filter_jit
 def _moved_scores(
-    forecasts: Embedding, aim: Array, scale: Array, unit: Array
-) -> Float[Array, " m"]:
-    """Energy scores of held-out y, each under its own moved and stretched residuals."""
+    forecast: Forecast, unit: Array, rows: tuple
+) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
+    """Energy scores and levels of held-out y, each under the atoms of `Forecast` without it."""
+    y, shape = forecast.location.y, forecast.shape
+    assert shape is not None
+    n = len(y)
+    around = y - _average(jnp.full(n, 1 / n, y.dtype), y)
 
     def one(row):
-        weights, factor, own = row
-        atoms = Embedding(forecasts.kernel, factor * (forecasts.points - own) / unit, weights)
-        return energy_score(atoms, jnp.zeros_like(own))
+        near, far, scale, residual, aim = row
+        # Differences from what happened; the mass far from all pairs is on the marginal.
+        atoms = jnp.concatenate([scale * (shape.y - aim), around - residual]) / unit
+        weights = jnp.concatenate([near, far])
+        found = Embedding(shape.kernel_y, atoms, weights)
+        zero = jnp.zeros_like(aim)
+        below = matmul(jnp.maximum(weights, 0), (atoms < 0).reshape(2 * n, -1).astype(y.dtype))
+        level = jnp.abs(2 * below / jnp.sum(jnp.maximum(weights, 0)) - 1)
+        return energy_score(found, zero), level
 
-    return lax.map(one, (forecasts.weights, scale, aim))
+    return lax.map(one, rows)
 
 
-def _report(
-    plain: Report, scores: dict[str, np.ndarray], best: Embedding, happened: Array
-) -> Report:
+def _report(plain: Report, scores: dict[str, np.ndarray], levels: np.ndarray) -> Report:
     """Scores of both forms, the better one first, and the coverage of that one."""
     summary, notes = compared(scores)
     rivals = {name: value for name, value in plain.errors.items() if name not in summary}
-    values = np.asarray(best.points).reshape(size(best.points), -1)
-    truth = np.asarray(happened).reshape(len(happened), -1)
-    levels = central_levels(np.asarray(best.weights), values, truth).reshape(-1)
-    held = dict(zip(LEVELS, np.asarray(coverage(jnp.asarray(levels))).tolist(), strict=True))
+    covered = np.asarray(coverage(jnp.asarray(levels.reshape(-1))))
+    held = dict(zip(LEVELS, covered.tolist(), strict=True))
     form, (own, _) = next(iter(summary.items()))
     notes += [
         f"As good or better than the {form} here: {name}."

@@ -66,8 +66,8 @@ class Clipping(eqx.Module):
         tau = self.truncation
         if not self.clip and is_concrete(tau) and np.any(np.asarray(tau) > 0):
             raise ValueError(
-                f"`truncation` = {np.max(np.asarray(tau)):.3g} acts on non-negative weights: set `clip=True`, "
-                "or `truncation=0`."
+                f"`truncation` = {np.max(np.asarray(tau)):.3g} acts on non-negative weights: set "
+                "`clip=True`, or `truncation=0`."
             )
 
 

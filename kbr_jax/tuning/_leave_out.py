@@ -256,8 +256,24 @@ def restored_weights(
     weights = condition(model, x).weights
     if weights.ndim != 1:
         raise ValueError("`x` must be one point; use `jax.vmap` for several.")
-    own = weights / jnp.maximum(jnp.sum(weights), 0.5)
-    return own, (1 - jnp.sum(own)) * model.sample()[0].uniform.astype(own.dtype)
+    return restored(weights, model.sample()[0].uniform.astype(weights.dtype))
+
+
+def restored(
+    weights: Float[Array, "*b n"], uniform: Float[Array, "*b n"]
+) -> tuple[Float[Array, "*b n"], Float[Array, "*b n"]]:
+    """Weights, and the mass that they lack, as `uniform`."""
+    own = weights / jnp.maximum(jnp.sum(weights, axis=-1, keepdims=True), 0.5)
+    return own, (1 - jnp.sum(own, axis=-1, keepdims=True)) * uniform
+
+
+def restored_left_out(
+    model: AbstractConditional, rows: Int[Array, " m"]
+) -> tuple[Float[Array, "m n"], Float[Array, "m n"]]:
+    """As `restored_weights`, at pairs that are left out in turn."""
+    weights = leave_out_forecasts(model, rows).weights
+    n = weights.shape[1]
+    return restored(weights, jnp.where(rows[:, None] == jnp.arange(n), 0, 1 / (n - 1)))
 
 
 def condition_adjusted(
