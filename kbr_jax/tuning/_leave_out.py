@@ -3,8 +3,10 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
-from .._checks import as_count, as_float, is_concrete
+from .._checks import as_count, as_float, is_concrete, known
 from .._lapack import solve
 from .._numerics import HIGHEST, matmul
 from .._solves import psd_factor
@@ -35,8 +37,10 @@ def leave_out_loss(
     - `kernel` of y that measures the error, see `regression_loss`. Given as `model.kernel_y` it is
       the distance of features where y has landmarks.
 
-    **Returns:** a scalar. Cost O(n^3) exact; with landmarks on x O(n^2 (d + r) + n b^2) in memory
-    O(n (r + b)), and on y too, in the model's kernel, O(n r (r + b) + n b^2).
+    **Returns:** a scalar. With landmarks, a small ridge and a pair that decides its own fit,
+    rounding can be more than a tenth of it: then it is NaN. Cost O(n^3) exact, and with n / 2
+    landmarks or more; with fewer on x O(n^2 (d + r) + n b^2) in memory O(n (r + b)), and on y too,
+    in the model's kernel, O(n r (r + b) + n b^2).
 
     **Raises:** `ValueError` if `num_left_out` does not divide n, for padded data with
     `num_left_out` > 1, for moments, which hold no pairs, or a model without a factor.
@@ -63,7 +67,9 @@ def _loss(
     y = coordinates.points
     if of_features and not isinstance(coordinates, (DenseGram, LazyGram)):
         errors = jnp.sum(_left_out(features, ridge, count, coordinates.matrix) ** 2, axis=-1)
-    elif isinstance(features, DenseGram):
+    elif isinstance(features, DenseGram) or 2 * features.matrix.shape[1] >= features.size:
+        # The square of a difference, not the difference of squares. With many landmarks the cost is
+        # about the same.
         residual = _left_out(features, ridge, count, jnp.eye(features.size, dtype=features.dtype))
         errors = jnp.sum(
             matmul(residual, measure.gram(y, y).astype(residual.dtype)) * residual, axis=-1
@@ -157,6 +163,12 @@ def _leaving_out(
             f"Blocks of {count} must divide {features.size} pairs without padding; use another "
             f"`num_left_out`, or `cross_validate`."
         )
+    if not isinstance(features, DenseGram) and features.matrix.shape[1] >= features.size:
+        # As many features as points fit all of them, and 1 - H would be a difference of rounding.
+        rows = features.matrix
+        if features.mask is not None:
+            rows = jnp.where(features.mask[:, None], rows, 0)
+        features = DenseGram(features.kernel, features.points, matmul(rows, rows.T), features.mask)
     # Where nothing is left to learn from, the prediction is 0 for any ridge.
     ridge = jnp.where(features.count > count, features.count - count, 1) * model.regularizer
     return features, ridge, count
@@ -172,7 +184,7 @@ def _left_out(
         # (I - H) up to a factor that cancels; no difference of nearly equal numbers.
         matrix = psd_factor(features.matrix, ridge).solve(jnp.eye(n, dtype=features.dtype))
         residual = matmul(matrix, psi)
-        blocks = jax.vmap(lambda rows, start: jax.lax.dynamic_slice_in_dim(rows, start, count, 1))(
+        blocks = jax.vmap(lambda rows, start: lax.dynamic_slice_in_dim(rows, start, count, 1))(
             matrix.reshape(-1, count, n), jnp.arange(0, n, count)
         )
     else:
@@ -226,15 +238,21 @@ def _low_rank_errors(
     explained = matmul(matmul(rows, middle), jnp.swapaxes(rows, -1, -2))
     inner = own.astype(coordinates.dtype) - cross - jnp.swapaxes(cross, -1, -2) + explained
     left = _solve_blocks(blocks, inner)
-    return jnp.diagonal(
-        _solve_blocks(blocks, jnp.swapaxes(left, -1, -2)), axis1=-2, axis2=-1
-    ).reshape(-1)
+    errors = jnp.diagonal(_solve_blocks(blocks, jnp.swapaxes(left, -1, -2)), axis1=-2, axis2=-1)
+    # Rounding of the sum, enlarged as the errors are. What it decides is not known.
+    size_ = jnp.abs(jnp.diagonal(own, axis1=-2, axis2=-1)).astype(coordinates.dtype)
+    roots = jnp.sqrt(jnp.finfo(coordinates.dtype).eps * size_)
+    enlarged = _solve_blocks(blocks, jax.vmap(jnp.diag)(roots))
+    rounding = lax.stop_gradient(jnp.mean(jnp.sum(enlarged**2, axis=-1)))
+    unknown = (rounding > 0.1 * jnp.mean(errors)) & (rounding > 1e-3 * jnp.mean(size_))
+    return jnp.where(unknown, jnp.nan, errors).reshape(-1)
 
 
 def _as_index(index: ArrayLike, n: int) -> Int[Array, " m"]:
-    rows = jnp.asarray(index)
-    known = jnp.issubdtype(rows.dtype, jnp.integer) and rows.ndim == 1
-    if not known or (is_concrete(rows) and not bool(jnp.all((rows >= -n) & (rows < n)))):
+    with known(index):
+        rows = jnp.asarray(index)
+    vector = jnp.issubdtype(rows.dtype, jnp.integer) and rows.ndim == 1
+    if not vector or (is_concrete(rows) and not np.all(abs(np.asarray(rows) + 0.5) < n)):
         raise ValueError(f"`index` must be a vector of numbers of {n} pairs, got {index}.")
     return rows % n
 
