@@ -507,19 +507,6 @@ def test_ridge_weights_agree(forms):
         close(form.project(form.coordinates(QUERIES), LAMBDA), expected)
 
 
-def test_ridge_values_agree_and_are_adjoint_to_the_weights(forms):
-    values = normal(43, 2, N)
-    for form in forms:
-        factor, coordinates = form.ridge(LAMBDA), form.coordinates(QUERIES)
-        expected = (
-            values
-            @ np.asarray(
-                forms[1].ridge_weights(forms[1].ridge(LAMBDA), forms[1].coordinates(QUERIES))
-            ).T
-        )
-        close(form.ridge_values(factor, values, coordinates), expected)
-
-
 def test_expand_and_contract_are_adjoint(forms):
     for form in forms:
         coefficients, values = normal(44, 2, form.matrix.shape[1]), normal(45, 2, N)

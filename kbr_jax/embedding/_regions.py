@@ -5,7 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from .._checks import as_points, as_positive, check_alike
+from .._checks import as_arrays, as_points, as_positive, check_alike
 from .._numerics import matmul
 from .._typing import Array, ArrayLike, Float, Points
 from ._embedding import Embedding
@@ -35,7 +35,7 @@ def credible_level(
     """
     single = embedding.weights.ndim == 1
     if single:
-        points = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], points)
+        points = jax.tree.map(lambda leaf: leaf[None], as_arrays(points, "points"))
     points = as_points(points, "points")
     check_alike(points, "points", embedding.points, "embedding.points")
     embedding.kernel.check(points, "points")

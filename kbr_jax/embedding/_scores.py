@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._checks import as_points, check_alike, size
+from .._checks import as_arrays, as_points, check_alike, size
 from .._typing import Array, ArrayLike, Float, Point, Points
 from ..kernels import Energy, gram_matvec
 from ._densities import bandwidths, equal, is_label, log_volume, probabilities, real_rows
@@ -81,7 +81,7 @@ def _one_each(embedding: Embedding, points: Point | Points) -> tuple[Points, Flo
     if embedding.weights.ndim > 2:
         raise ValueError("Scores take weights `[n]` or `[b, n]`; use `jax.vmap` for more axes.")
     if embedding.weights.ndim == 1:
-        points = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], points)
+        points = jax.tree.map(lambda leaf: leaf[None], as_arrays(points, "points"))
     points = as_points(points, "points")
     check_alike(points, "points", embedding.points, "embedding.points")
     weights = jnp.atleast_2d(embedding.weights)

@@ -131,7 +131,9 @@ def _variance(leaf: Float[Array, "n *d"], weights: Float[Array, "*b n"]) -> Floa
         return matmul(rows, centered**2) - matmul(rows, centered) ** 2
 
     def rearranged():
-        return lax.map(lambda column: rearranged_variance(rows, column), centered.T).T
+        found = lax.map(lambda column: rearranged_variance(rows, column), centered.T).T
+        # Where no weight is negative both are equal, but not in their gradients at weight 0.
+        return jnp.where(jnp.all(rows >= 0, axis=1, keepdims=True), plain(), found)
 
     found = lax.cond(jnp.all(rows >= 0), plain, rearranged)
     found = jnp.where(jnp.isnan(jnp.sum(rows, axis=1, keepdims=True)), jnp.nan, found)

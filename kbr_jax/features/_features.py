@@ -175,15 +175,6 @@ class AbstractFeatures(eqx.Module):
         """
         return self.ridge_weights(self.ridge(regularizer), coordinates)
 
-    def ridge_values(
-        self, factor: AbstractFactor, values: Float[Array, "b n"], coordinates: Float[Array, "m r"]
-    ) -> Float[Array, "b m"]:
-        """`k(X, x)^T (K + n regularizer I)^{-1} values` at each code.
-
-        Kernel ridge regression; the adjoint of `ridge_weights`.
-        """
-        return matmul(factor.solve(self.from_sample(values).T).T, coordinates.T)
-
 
 class AbstractGram(AbstractFeatures):
     """The exact kernel: coordinates are kernel columns `k(X, x)`, r = n."""

@@ -8,6 +8,7 @@ iterations once the landmarks explain K down to the ridge.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -135,7 +136,7 @@ def _gram_product(
 ) -> Float[Array, "n *k"]:
     """The product of the Gram matrix of x with columns, as the settings say."""
     blocks, mesh = settings.block_size, settings.mesh
-    return gram_matvec(kernel, x, x, v, block_size=blocks, mesh=mesh)
+    return gram_matvec(kernel, x, x, v, block_size=blocks, mesh=mesh).astype(v.dtype)
 
 
 def _center(x: Float[Array, "n k"]) -> Float[Array, "n k"]:
@@ -246,21 +247,22 @@ class LazyGram(AbstractGram):
     mask: None
     settings: ConjugateGradient
     preconditioner: Float[Array, "n r"] | None
+    precision: str = eqx.field(static=True)
 
     @property
     def matrix(self) -> Float[Array, "n r"]:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The Gram matrix, formed anew."""
-        return self.kernel.gram(self.points, self.points)
+        return self.kernel.gram(self.points, self.points).astype(self.dtype)
 
     @property
     def dtype(self) -> jnp.dtype:
-        return jax.eval_shape(self.kernel.diagonal, self.points).dtype
+        return jnp.dtype(self.precision)
 
     def mean_coordinates(self) -> Float[Array, " r"]:
         return _gram_product(self.settings, self.kernel, self.points, self.uniform)
 
     def at(self, points: Points) -> "LazyGram":
-        return lazy_gram(self.kernel, points, self.settings)
+        return lazy_gram(self.kernel, points, self.settings, self.dtype)
 
     def restrict(
         self, index: Int[Array, " k"], coordinates: Float[Array, "b r"]
@@ -280,11 +282,15 @@ class LazyGram(AbstractGram):
         )
 
 
-def lazy_gram(kernel: AbstractKernel, points: Points, settings: ConjugateGradient) -> LazyGram:
+def lazy_gram(
+    kernel: AbstractKernel, points: Points, settings: ConjugateGradient, dtype: Any = None
+) -> LazyGram:
     """A checked sample, with the landmark features that precondition its solves.
 
-    Cost O(n r^2 + n r d).
+    A Gram matrix of labels has the default precision, and is read in `dtype`. Cost
+    O(n r^2 + n r d).
     """
+    dtype = jax.eval_shape(kernel.diagonal, points).dtype if dtype is None else jnp.dtype(dtype)
     landmarks, rank = settings.landmarks, settings.rank
     if landmarks is None and rank:
         candidates = take(points, slice(None, None, max(1, size(points) // (_CANDIDATES * rank))))
@@ -292,5 +298,6 @@ def lazy_gram(kernel: AbstractKernel, points: Points, settings: ConjugateGradien
     coordinates = None
     if landmarks is not None:
         coordinates = landmark_features(*lax.stop_gradient((kernel, points, landmarks))).matrix
+        coordinates = coordinates.astype(dtype)
     # pyright counts the property `matrix` among the fields.
-    return LazyGram(kernel, points, None, settings, coordinates)  # pyright: ignore[reportCallIssue]
+    return LazyGram(kernel, points, None, settings, coordinates, dtype.name)  # pyright: ignore

@@ -127,6 +127,8 @@ _PARTS = ("x", "y", "successors")
 def _collect_chunks(maps: MomentMaps, chunks: Any, block_size: int | None) -> Moments:
     moments, rows = None, 0
     for chunk in chunks:
+        if not isinstance(chunk, tuple) or len(chunk) < 2:
+            raise ValueError("`x` without `y` must yield tuples of x and y: give both.")
         rows = rows or size(chunk[0])
         missing = max(rows - size(chunk[0]), 0)
         mask = np.arange(size(chunk[0]) + missing) < size(chunk[0])

@@ -191,7 +191,8 @@ class MomentModel(AbstractConditional):
 
     def embed_prior_and_y(self, prior: Embedding) -> JointEmbedding:
         coordinates = prior_coordinates(self.maps.x, prior)
-        second = matmul(coordinates.T * prior.weights[..., None, :], coordinates)
+        weights = prior.weights.astype(coordinates.dtype)
+        second = matmul(coordinates.T * weights[..., None, :], coordinates)
         return self._embed_joint(matmul(second, self.factor.solve(self.moments.pairs)))
 
     def _embed_joint(self, code: Float[Array, "*b p q"]) -> JointEmbedding:

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._checks import check_alike, in_precision
+from .._checks import check_alike, in_precision, precision_of
 from .._numerics import matmul, safe_divide
 from .._typing import Array, Float, Point, PointFunction, Points
 from ..features import (
@@ -158,19 +158,31 @@ def moment_maps(
 
     Cost O(p^3 + q^3).
 
-    **Raises:** `ValueError` for points outside a kernel's domain, or cells of other points than x.
+    **Raises:** `ValueError` for points outside a kernel's domain, landmarks of another type, or
+    cells of other points than x.
     """
-    x, y = _map(as_kernel(kernel_x), landmarks_x), _map(as_kernel(kernel_y), landmarks_y)
+    x = _map(as_kernel(kernel_x), landmarks_x, "landmarks_x")
+    y = _map(as_kernel(kernel_y), landmarks_y, "landmarks_y")
+    dtype = precision_of(landmarks_x, landmarks_y)
+    if dtype is not None:  # Gram matrices of labels have the default one
+        x, y = in_precision((x, y), dtype)
     if cells is not None:
         check_alike(cells.centers.points, "cells.centers", x.points, "landmarks_x")
         cells = in_precision(cells, x.dtype)
     return MomentMaps(x, y, cells, function, embedding, shift)
 
 
-def _map(kernel: AbstractKernel, choice: Landmarks | RandomFourier) -> AbstractFeatureMap:
+def _map(
+    kernel: AbstractKernel, choice: Landmarks | RandomFourier, name: str
+) -> AbstractFeatureMap:
     """A feature map that carries no sample."""
     if isinstance(choice, RandomFourier):
         return fourier_features(kernel, choice.center, choice)
+    if not isinstance(choice, Landmarks):
+        raise ValueError(
+            f"`{name}` must be Landmarks, for example of `greedy_landmarks` on a part of the "
+            f"sample, or random Fourier features; got {choice!r}."
+        )
     return landmark_features(kernel, choice.points, choice)
 
 

@@ -251,10 +251,11 @@ def fit_conditional(
     kernel_y.check(y, "y")
     warn_of_scale(kernel_x, x, "x", mask)
     warn_of_scale(kernel_y, y, "y", mask)
+    dtype = precision_of(x, y)
     if solver is None:
         features_x = fit_features(kernel_x, x, landmarks_x, mask)
     elif landmarks_x is None:
-        features_x = lazy_gram(kernel_x, x, solver)
+        features_x = lazy_gram(kernel_x, x, solver, dtype)
     else:
         raise ValueError(
             "`landmarks_x` approximate the Gram matrix, a `solver` is for the exact one: give one "
@@ -264,8 +265,7 @@ def fit_conditional(
         features_y = fit_features(kernel_y, y, landmarks_y, mask)
     else:
         plain = ConjugateGradient(rank=0, block_size=solver.block_size, mesh=solver.mesh)
-        features_y = lazy_gram(kernel_y, y, plain)
-    dtype = precision_of(x, y)
+        features_y = lazy_gram(kernel_y, y, plain, dtype)
     if dtype is not None:  # Gram matrices of labels have the default one
         features_x, features_y = in_precision((features_x, features_y), dtype)
     regularizer = as_regularizer(regularizer, "regularizer", features_x.dtype)

@@ -116,7 +116,7 @@ class _Problem(eqx.Module):
         more = () if key is None else (jax.random.fold_in(key, number),)
 
         def loss(free: list[Array]) -> Float[Array, ""]:
-            return self.loss(self.decode(free), *more)
+            return jnp.asarray(self.loss(self.decode(free), *more))
 
         value, gradient = jax.value_and_grad(loss)(state.trial)
         value = value.astype(state.value.dtype)
