@@ -43,9 +43,9 @@ def save(
     - `path`: where to; it gets no suffix.
     - `tree`: kernels, features, embeddings, moments, models, filters and their states, states of
       optax; tuples, named tuples, lists and dicts of these; arrays of jax or NumPy, random keys,
-      plain numbers, strings, None; networks of `equinox.nn`; functions of kbr_jax, `jax.nn` and
-      `jax.numpy`.
-    - `functions`: names for other functions and classes: a callable that serves
+      plain numbers, strings, None; networks of `equinox.nn` (an MLP needs a `final_activation` that
+      has a name, such as `jax.nn.identity`); functions of kbr_jax, `jax.nn` and `jax.numpy`.
+    - `functions`: names for other functions and classes: a ufunc, a callable that serves
       as kernel, `decode` of a `CusumRestartFilter`, the class of a kernel of your own. Only the
       name is stored; `load` asks for the thing itself.
 
