@@ -981,3 +981,23 @@ def test_weights_get_the_precision_of_the_points():
     points = jnp.asarray(1e6 + np.random.default_rng(61).normal(size=200) * 0.01)
     embedding = kbr.embed(kbr.Gaussian(0.01), points, jnp.full(200, 1 / 200, jnp.float32))
     close(kbr.variance(embedding), np.var(np.asarray(points)), 1e-5)
+
+
+def test_the_gradient_of_a_variance_is_that_of_its_own_belief():
+    """Beside weights of any sign the first version halved it at weight 0."""
+    points = jnp.asarray([0.0, 1.0, 2.0, 4.0])
+    own, signed = jnp.asarray([0.3, 0.3, 0.4, 0.0]), jnp.asarray([0.5, -0.2, 0.4, 0.3])
+
+    def spread(weights):
+        return kbr.variance(kbr.embed(kbr.Gaussian(1.0), points, weights))
+
+    alone = jax.grad(spread)(own)
+    beside = jax.grad(lambda w: spread(jnp.stack([w, signed]))[0])(own)
+    np.testing.assert_allclose(beside, alone, rtol=1e-12)
+
+
+def test_scores_take_a_point_as_a_list():
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(20, 2)))
+    belief = kbr.embed(kbr.Gaussian(1.0), x)
+    for read in (kbr.embedding.energy_score, kbr.embedding.log_score, kbr.embedding.credible_level):
+        assert read(belief, [0.1, 0.2]) == read(belief, jnp.asarray([0.1, 0.2]))

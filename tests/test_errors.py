@@ -105,6 +105,22 @@ def simulate(count=3, **options):
 #: What is called, and what its message must say, in order: the argument, what came, what was
 #: expected.
 CASES = {
+    "a rank as landmarks of moments": (
+        lambda: kbr.moments.moment_maps(G, G, 4, LANDMARKS),
+        "`landmarks_x` must be Landmarks",
+    ),
+    "moments of x alone": (
+        lambda: kbr.moments.collect_moments(
+            kbr.moments.moment_maps(G, G, LANDMARKS, kbr.Landmarks(Y[:3])), X
+        ),
+        "`x` without `y`",
+    ),
+    "normalized weights of sum 0": (
+        lambda: kbr.smooth(
+            (filt := fit_simple(estimator="song2009")), kbr.run_filter(filt, Y[:3]), **RIDGE
+        ),
+        "`normalize=True` divides",
+    ),
     # Points in place of embeddings.
     "prior points": (
         lambda: kbr.bayes_rule(fit(), X, X[0], regularizer=0.1),

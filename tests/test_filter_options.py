@@ -308,3 +308,38 @@ def test_diagnose_takes_runs():
     assert [one.mass.shape for one in kbr.diagnose(filt, runs)] == [(20,), (30,)]
     with pytest.raises(ValueError, match="run of one sequence"):
         kbr.diagnose(filt, jax.tree.map(lambda leaf: leaf[None], runs[0]))
+
+
+def test_boolean_observations_stay_booleans():
+    """A likelihood with `~` read the integer -2."""
+
+    def log_likelihood(seen, state):
+        quiet, loud = jnp.log(jnp.asarray([0.9, 0.2])), jnp.log(jnp.asarray([0.1, 0.8]))
+        return jnp.where(~seen, quiet[state], loud[state])
+
+    emission = kbr.filtering.known_likelihood(
+        kbr.Delta(), jnp.array([0, 1]), log_likelihood, regularizer=1e-9
+    )
+    still = kbr.filtering.SimulatedTransition(lambda state, key: state, key=jax.random.key(0))
+    filt = kbr.KernelBayesFilter(emission, still)
+    run = kbr.run_filter(filt, jnp.array([True]))
+    np.testing.assert_allclose(run.weights[0], [1 / 9, 8 / 9], rtol=1e-6)
+    # A start from an observation is Bayes' rule from the marginal, like a run.
+    _, first = kbr.init_from_observation(filt, jnp.array(True), regularizer=1e-3)
+    for name in ("weights", "predicted", "predictive_value"):
+        np.testing.assert_allclose(getattr(first, name), getattr(run, name)[0], rtol=1e-6)
+
+
+def test_matrices_are_states_and_observations():
+    turns = jnp.linalg.qr(jax.random.normal(jax.random.key(0), (12, 3, 3)))[0]
+    markers, options = turns[:, :, :2], {"regularizer": 1e-2, "posterior_regularizer": 1e-2}
+    one = kbr.fit_filter(kbr.Gaussian(1.0), kbr.Gaussian(1.0), turns, markers, **options)
+    other = kbr.fit_filter(
+        kbr.Gaussian(1.0),
+        kbr.Gaussian(1.0),
+        markers[:-1],
+        markers[:-1],
+        successors=markers[1:],
+        **options,
+    )
+    assert one.emission.x.shape == (11, 3, 3) and other.emission.x.shape == (11, 3, 2)

@@ -7,7 +7,7 @@ import pytest
 from sklearn.utils.estimator_checks import check_estimator
 
 import kbr_jax as kbr
-from kbr_jax.learning import _conditional, learn_forecast
+from kbr_jax.learning import _conditional, _forecast, learn_forecast
 from kbr_jax.learning._forecast import LEAST_SCALE, located_forecast
 from kbr_jax.sklearn import ConditionalEmbeddingClassifier, ConditionalEmbeddingRegressor
 from kbr_jax.tuning._leave_out import restored_weights
@@ -184,3 +184,45 @@ def test_between_two_groups_a_forecast_is_the_marginal():
         found = forecast(jnp.asarray(place))
         np.testing.assert_allclose(kbr.std(found), jnp.std(y), rtol=1e-3)
         np.testing.assert_allclose(kbr.mean(found), jnp.mean(y), rtol=1e-3)
+
+
+def test_a_pair_without_others_near_it_has_a_score(fast):
+    """It had none, and neither form could be chosen by its scores."""
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=80)).at[0].set(40.0)
+    y = jnp.asarray(np.where(rng.random(80) < 0.5, 2.0, -2.0) + 0.1 * rng.normal(size=80))
+    _, report = learn_forecast(x, y, progress=False)
+    assert np.all(np.isfinite(list(report.errors.values())))
+    plain, moved = (
+        report.errors[form][0] for form in ("conditional embedding", "location, scale and shape")
+    )
+    assert plain < moved and report.chosen["form"] == "conditional embedding"
+
+
+def test_held_out_forecasts_are_those_of_a_fit_without_the_pair():
+    """Scores and levels of both forms, against forecasts from the pairs without one."""
+    x, y = (jnp.asarray(part) for part in pairs(30))
+    x = x.at[3].set(9.0)
+
+    def fit_to(x):
+        return lambda values: kbr.fit_conditional(
+            kbr.Gaussian(0.5), None, x, values, regularizer=1e-2
+        )
+
+    forecast, unit = located_forecast(fit_to(x), y), jnp.ones(())
+    assert forecast.scale is not None and forecast.shape is not None
+    rows = jnp.asarray([3, 7, 20])
+    plain = _forecast._plain(forecast.location, rows, unit)
+    moved = _forecast._moved(forecast, rows, unit)
+    for at, i in enumerate(rows):
+        keep = np.arange(30) != int(i)
+        fit = fit_to(x[keep])
+        without = _forecast.Forecast(
+            fit(y[keep]), fit(forecast.scale.y[keep]), fit(forecast.shape.y[keep]), unit
+        )
+        found = without(x[i])
+        np.testing.assert_allclose(moved.scores[at], kbr.embedding.energy_score(found, y[i]))
+        below = float(kbr.cdf(found, y[i]))
+        np.testing.assert_allclose(moved.levels[at], abs(2 * below - 1), atol=0.05)
+        own = _forecast.Forecast(without.location, None, None, unit)(x[i])
+        np.testing.assert_allclose(plain.scores[at], kbr.embedding.energy_score(own, y[i]))

@@ -12,6 +12,7 @@ import scipy.stats
 from helpers import closeness
 
 import kbr_jax as kbr
+from kbr_jax.hypotheses._collections import default_collection
 
 G = kbr.Gaussian(1.0)
 RNG = np.random.default_rng(0)
@@ -443,3 +444,24 @@ def test_so_few_points_that_nothing_can_be_rejected():
         kbr.hypotheses.two_sample_test(
             None, jnp.arange(2.0), jnp.arange(3.0), key=jax.random.key(0)
         )
+
+
+def test_a_test_that_did_not_take_place_rejects_and_accepts_nothing():
+    x = jnp.asarray(np.random.default_rng(0).normal(size=20))
+
+    @jax.jit
+    def test(x):
+        return kbr.hypotheses.two_sample_test(
+            None, x, x[:9] + 1, key=jax.random.key(0), num_permutations=99
+        )
+
+    words = str(test(x.at[0].set(jnp.nan)))
+    assert "not tested" in words and "rejected" not in words
+
+
+def test_default_kernels_do_not_depend_on_the_origin():
+    x = jnp.asarray(np.round(16 * np.random.default_rng(0).normal(size=60)) / 16, jnp.float32)
+    key = jax.random.key(0)
+    here, there = (default_collection(part, 10, key) for part in (x, x + 2.0**19))
+    for one, other in zip(here, there, strict=True):
+        np.testing.assert_allclose(other.bandwidth, one.bandwidth, rtol=1e-5)

@@ -544,3 +544,34 @@ def test_pairs_that_are_left_out_by_number(landmarks):
             kbr.tuning.leave_out_forecasts(model, np.asarray(index))
     with pytest.raises(ValueError, match="`values` must hold one value for each of 24 pairs"):
         kbr.tuning.leave_out_residuals(model, jnp.ones(23))
+
+
+@pytest.mark.parametrize("num_features", [30, 64])
+def test_many_features_in_single_precision(num_features):
+    """The first version gave -108 for .14: a difference of squares, divided by a small square."""
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(40, 4)), rng.normal(size=(4, num_features))
+    y = np.sin(x[:, 0]) + 0.1 * rng.normal(size=40)
+    features = np.tanh(x @ w)
+    for ridge in (1e-3, 1e-5):
+        inverse = np.linalg.inv(features @ features.T + 39 * ridge * np.eye(40))
+        residuals = inverse @ y / np.diag(inverse)
+        single = [jnp.asarray(part, jnp.float32) for part in (x, y, w)]
+        network = jax.tree_util.Partial(lambda w, z: jnp.tanh(z @ w), single[2])
+        model = kbr.fit_conditional(
+            kbr.kernels.FeatureMap(network), kbr.Gaussian(0.7), *single[:2], regularizer=ridge
+        )
+        found = kbr.tuning.leave_out_loss(model, kernel=kbr.Linear())
+        np.testing.assert_allclose(found, np.mean(residuals**2), rtol=0.03)
+        np.testing.assert_allclose(
+            kbr.tuning.leave_out_residuals(model, single[1]), residuals, atol=0.03
+        )
+
+
+def test_what_rounding_decides_is_nan():
+    """A pair far from all others, in single precision, at a landmark of its own."""
+    x = jnp.asarray(np.r_[np.linspace(0, 1, 19), 50.0], jnp.float32)
+    model = kbr.fit_conditional(
+        kbr.Gaussian(1.0), kbr.Gaussian(1.0), x, x, regularizer=2e-7, landmarks_x=8
+    )
+    assert np.isnan(kbr.tuning.leave_out_loss(model))

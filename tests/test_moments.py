@@ -417,3 +417,29 @@ def test_what_is_asked_for_must_have_been_collected():
         kbr.moments.collect_moments(maps, [])
     with pytest.raises(ValueError, match="landmarks_x"):
         kbr.moments.collect_moments(maps, Y, Y)
+
+
+@pytest.mark.parametrize("labels", ["x", "y"])
+def test_labels_beside_points_in_single_precision(labels):
+    rng = np.random.default_rng(0)
+    real, label = jnp.asarray(rng.normal(size=(30, 2)), jnp.float32), jnp.arange(30) % 3
+    order = 1 if labels == "x" else -1
+    x, y = (label, real)[::order]
+    kernel_x, kernel_y = (kbr.Delta(), kbr.Gaussian(1.0))[::order]
+    landmarks = (kbr.greedy_landmarks(k, p, rank=3) for k, p in ((kernel_x, x), (kernel_y, y)))
+    maps = kbr.moments.moment_maps(kernel_x, kernel_y, *landmarks)
+    model = kbr.moments.fit_conditional(kbr.moments.collect_moments(maps, x, y), regularizer=1e-2)
+    query = jax.tree.map(lambda part: part[:2], x)
+    assert kbr.condition(model, query).weights.dtype == jnp.float32
+    prior = kbr.embed(kernel_x, x)
+    assert kbr.sum_rule(model, prior).weights.dtype == jnp.float32
+    for estimator in ("pairs", "prior"):
+        joint = kbr.rules.chain_rule(model, prior, estimator=estimator)
+        assert joint.weights.dtype == jnp.float32
+    by_iteration = kbr.fit_conditional(
+        kernel_x, kernel_y, x, y, regularizer=1e-2, solver=kbr.ConjugateGradient(rank=5)
+    )
+    exact = kbr.fit_conditional(kernel_x, kernel_y, x, y, regularizer=1e-2)
+    found, expected = (kbr.condition(m, query).weights for m in (by_iteration, exact))
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found, expected, atol=1e-3)

@@ -136,7 +136,10 @@ def _gram_product(
 ) -> Float[Array, "n *k"]:
     """The product of the Gram matrix of x with columns, as the settings say."""
     blocks, mesh = settings.block_size, settings.mesh
-    return gram_matvec(kernel, x, x, v, block_size=blocks, mesh=mesh).astype(v.dtype)
+    # A Gram matrix of labels has the default precision.
+    own = jax.eval_shape(kernel.diagonal, x).dtype
+    found = gram_matvec(kernel, x, x, v.astype(own), block_size=blocks, mesh=mesh)
+    return found.astype(v.dtype)
 
 
 def _center(x: Float[Array, "n k"]) -> Float[Array, "n k"]:

@@ -167,7 +167,8 @@ def _moved(forecast: Forecast, rows: Array, unit: Array) -> _HeldOut:
     residuals = location.y[rows] - _average(own + far, location.y)
     aim = residuals / sizes + _average(shares, shape.y)
     near = jnp.sum(own, axis=1, keepdims=True) * shares
-    scores, levels = _moved_scores(forecast, unit, (near, far, sizes, residuals, aim))
+    others = (jnp.sum(location.y, axis=0) - location.y[rows]) / (len(location.y) - 1)
+    scores, levels = _moved_scores(forecast, unit, (near, far, sizes, residuals + others, aim))
     return _HeldOut(shape.embed_y(shares), aim, scores, np.asarray(levels))
 
 
@@ -195,17 +196,15 @@ def _moved_scores(
     """Energy scores and levels of held-out y, each under the atoms of `Forecast` without it."""
     y, shape = forecast.location.y, forecast.shape
     assert shape is not None
-    n = len(y)
-    around = y - _average(jnp.full(n, 1 / n, y.dtype), y)
 
     def one(row):
-        near, far, scale, residual, aim = row
+        near, far, scale, middle, aim = row
         # Differences from what happened; the mass far from all pairs is on the marginal.
-        atoms = jnp.concatenate([scale * (shape.y - aim), around - residual]) / unit
+        atoms = jnp.concatenate([scale * (shape.y - aim), y - middle]) / unit
         weights = jnp.concatenate([near, far])
         found = Embedding(shape.kernel_y, atoms, weights)
         zero = jnp.zeros_like(aim)
-        below = matmul(jnp.maximum(weights, 0), (atoms < 0).reshape(2 * n, -1).astype(y.dtype))
+        below = matmul(jnp.maximum(weights, 0), (atoms < 0).reshape(2 * len(y), -1).astype(y.dtype))
         level = jnp.abs(2 * below / jnp.sum(jnp.maximum(weights, 0)) - 1)
         return energy_score(found, zero), level
 

@@ -32,8 +32,9 @@ from ..kernels import AbstractKernel, KernelLike, as_kernel
 
 
 def ravel_point(point: Point) -> Float[Array, " e"]:
-    """All numbers of a point as one vector: the default of what moments average."""
-    return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(point)])
+    """All numbers of a point as one real vector: the default of what moments average."""
+    dtype = precision_of(point) or jnp.zeros(0).dtype
+    return jnp.concatenate([jnp.ravel(leaf).astype(dtype) for leaf in jax.tree.leaves(point)])
 
 
 class MomentMaps(eqx.Module):
