@@ -14,7 +14,7 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from ._numerics import one_program
+from ._numerics import one_program, spoiled
 from ._typing import Array, ArrayLike, Bool, Float, Points
 
 
@@ -367,9 +367,12 @@ def check_finite(points: Points, name: str) -> Points:
         if not bool(finite):
             raise ValueError(message)
         return points
-    return jax.tree.map(
-        lambda leaf: (
-            jnp.where(finite, leaf, jnp.nan) if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf
-        ),
-        points,
-    )
+    leaves, treedef = jax.tree.flatten(points)
+    real = [jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in leaves]
+    marks = [spoiled(leaf) for leaf, inexact in zip(leaves, real, strict=True) if inexact]
+
+    def one(leaf):
+        return jnp.where(finite, leaf, sum(mark.astype(leaf.dtype) for mark in marks))
+
+    pairs = zip(leaves, real, strict=True)
+    return treedef.unflatten([one(leaf) if inexact else leaf for leaf, inexact in pairs])

@@ -38,6 +38,15 @@ def matmul(a: Inexact[Array, "..."], b: Inexact[Array, "..."]) -> Inexact[Array,
     return jnp.matmul(a, b, precision=HIGHEST)
 
 
+def spoiled(x: Inexact[Array, "..."], axis: int | None = None) -> Float[Array, "..."]:
+    """NaN where a number is not finite, else 0.
+
+    In place of a constant NaN: XLA for CPUs (jaxlib 0.10 to 0.12) makes of `exp(where(ok, x, nan))`
+    in float32 code that returns what happens to be in memory. What it does not know it computes.
+    """
+    return lax.stop_gradient(jnp.sum(jnp.abs(x) * 0, axis=axis))
+
+
 @one_program
 def safe_sqrt(x: Float[Array, "*s"]) -> Float[Array, "*s"]:
     """Square root of `max(x, 0)` whose gradient is 0, not infinite or NaN, wherever `x <= 0`.

@@ -966,8 +966,10 @@ def test_nan_in_a_compiled_program_reaches_every_result(call, name):
     jitted = eqx.filter_jit(call)
     for leaf in jax.tree.leaves(jitted(X)):
         assert np.all(np.isfinite(leaf))
-    for leaf in jax.tree.leaves(jitted(NAN)):
-        assert np.any(np.isnan(leaf)), name
+    # Of a constant NaN in front of `exp` one run in two returned what was in memory.
+    for _ in range(5):
+        for leaf in jax.tree.leaves(jitted(NAN)):
+            assert np.any(np.isnan(leaf)), name
 
 
 def test_traced_parameters_are_not_looked_at():

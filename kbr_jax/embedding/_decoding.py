@@ -21,7 +21,7 @@ from .._checks import (
     take,
 )
 from .._lapack import determinant, svd
-from .._numerics import HIGHEST, matmul, safe_divide
+from .._numerics import HIGHEST, matmul, safe_divide, spoiled
 from .._typing import Array, ArrayLike, Float, Point, Points
 from ..kernels import Gaussian
 from ._embedding import Embedding, check_unbatched, evaluate
@@ -53,10 +53,13 @@ def decode(embedding: Embedding, candidates: Points | None = None) -> Point:
 def _unless_nan(embedding: Embedding, found: Point) -> Point:
     """The point that was found: NaN where the weights are, which say nothing."""
     bad = jnp.isnan(jnp.sum(embedding.weights, axis=-1))
+    marks = spoiled(embedding.weights, axis=-1)
 
     def one(leaf):
         if jnp.issubdtype(leaf.dtype, jnp.floating):
-            return jnp.where(bad.reshape(*bad.shape, *[1] * (leaf.ndim - bad.ndim)), jnp.nan, leaf)
+            shape = *bad.shape, *[1] * (leaf.ndim - bad.ndim)
+            nan = marks.reshape(shape).astype(leaf.dtype)
+            return jnp.where(bad.reshape(shape), nan, leaf)
         if is_concrete(bad) and np.any(np.asarray(bad)):
             raise ValueError("The weights of `embedding` are NaN: no label is the best one.")
         return leaf

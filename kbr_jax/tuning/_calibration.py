@@ -7,6 +7,7 @@ import numpy as np
 from jax import lax
 
 from .._checks import as_fraction, as_points, as_positive, check_alike, size
+from .._numerics import spoiled
 from .._typing import Array, ArrayLike, Float, Points
 from ..embedding import Embedding, credible_interval, credible_level, log_score
 
@@ -76,7 +77,8 @@ def fit_bandwidth(forecasts: Embedding, points: Points) -> Float[Array, ""]:
     scores = lax.map(lambda c: log_score(forecasts, points, bandwidth=c), factors)
     limited = jnp.minimum(scores, scores[-1] + 10)
     means = jnp.mean(limited, axis=1, where=~jnp.isnan(limited))
-    return jnp.where(jnp.any(jnp.isfinite(means)), factors[jnp.nanargmin(means)], jnp.nan)
+    best = factors[jnp.nanargmin(means)]
+    return jnp.where(jnp.any(jnp.isfinite(means)), best, spoiled(means))
 
 
 def conformal_margin(
