@@ -27,7 +27,7 @@ def is_concrete(x: object) -> bool:
 
 
 def known(value: Any) -> contextlib.AbstractContextManager[Any]:
-    """Where a number of Python or NumPy stays a number that can be read, inside of `jit` too."""
+    """Where numbers of Python or NumPy can be read inside of `jit` too."""
     if all(map(is_concrete, jax.tree.leaves(value))):
         return jax.ensure_compile_time_eval()
     return contextlib.nullcontext()

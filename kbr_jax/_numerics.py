@@ -42,7 +42,7 @@ def spoiled(x: Inexact[Array, "..."], axis: int | None = None) -> Float[Array, "
     """NaN where a number is not finite, else 0.
 
     In place of a constant NaN: XLA for CPUs (jaxlib 0.10 to 0.12) makes of `exp(where(ok, x, nan))`
-    in float32 code that returns what happens to be in memory. What it does not know it computes.
+    in float32 code that returns what happens to be in memory. A computed NaN is kept.
     """
     return lax.stop_gradient(jnp.sum(jnp.abs(x) * 0, axis=axis))
 

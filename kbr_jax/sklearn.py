@@ -42,7 +42,7 @@ class _Estimator(BaseEstimator):
 
 
 def _each(function: Callable, fitted: Any, x: Any) -> np.ndarray:
-    """A function of what was fitted and of one point, at every row, whatever the other rows are."""
+    """A function of what was fitted and of one point, at every row."""
     return np.asarray(_at_rows(function, fitted, jnp.asarray(x, float)), float)
 
 

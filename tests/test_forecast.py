@@ -223,6 +223,6 @@ def test_held_out_forecasts_are_those_of_a_fit_without_the_pair():
         found = without(x[i])
         np.testing.assert_allclose(moved.scores[at], kbr.embedding.energy_score(found, y[i]))
         below = float(kbr.cdf(found, y[i]))
-        np.testing.assert_allclose(moved.levels[at], abs(2 * below - 1), atol=0.05)
+        np.testing.assert_allclose(moved.levels[at], abs(2 * below - 1), atol=1e-6)
         own = _forecast.Forecast(without.location, None, None, unit)(x[i])
         np.testing.assert_allclose(plain.scores[at], kbr.embedding.energy_score(own, y[i]))

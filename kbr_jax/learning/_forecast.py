@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -11,7 +12,7 @@ from jax import lax
 from .._checks import as_points, check_finite, check_same_size, size
 from .._numerics import matmul
 from .._typing import Array, Float, Point, Points, with_numbers
-from ..embedding import Embedding, energy_score
+from ..embedding import Embedding, cdf, energy_score
 from ..kernels import coordinate_scale
 from ..rules import ConditionalEmbedding
 from ..tuning import coverage, fit_bandwidth, leave_out_residuals
@@ -175,7 +176,10 @@ def _moved(forecast: Forecast, rows: Array, unit: Array) -> _HeldOut:
 def located_forecast(
     fit: Callable[[Array], ConditionalEmbedding], y: Float[Array, "n *d"]
 ) -> Forecast:
-    """The moved form from three fits, where `fit` fits a model to values at the training x."""
+    """The moved form from three fits.
+
+    `fit` fits a model to values at the training x.
+    """
     location = fit(y)
     residuals = leave_out_residuals(location)
     sizes = jnp.abs(residuals)
@@ -193,7 +197,7 @@ def located_forecast(
 def _moved_scores(
     forecast: Forecast, unit: Array, rows: tuple
 ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
-    """Energy scores and levels of held-out y, each under the atoms of `Forecast` without it."""
+    """Energy scores and levels of held-out y, each under its own `Forecast`."""
     y, shape = forecast.location.y, forecast.shape
     assert shape is not None
 
@@ -204,9 +208,9 @@ def _moved_scores(
         weights = jnp.concatenate([near, far])
         found = Embedding(shape.kernel_y, atoms, weights)
         zero = jnp.zeros_like(aim)
-        below = matmul(jnp.maximum(weights, 0), (atoms < 0).reshape(2 * len(y), -1).astype(y.dtype))
-        level = jnp.abs(2 * below / jnp.sum(jnp.maximum(weights, 0)) - 1)
-        return energy_score(found, zero), level
+        columns = atoms.reshape(len(atoms), -1)
+        below = jax.vmap(lambda c: cdf(Embedding(shape.kernel_y, c, weights), 0.0), 1)(columns)
+        return energy_score(found, zero), jnp.abs(2 * below - 1)
 
     return lax.map(one, rows)
 
