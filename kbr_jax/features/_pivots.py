@@ -276,3 +276,20 @@ def choose_pivots(matrix, candidates, heights, bars, greedy: bool, block: int, r
         0, block if greedy else heights.shape[0], turn, start
     )
     return chosen, columns, count, rest
+
+
+def settled(
+    new: Float[Array, "b m"], used: Bool[Array, " b"], rest: Float[Array, " m"]
+) -> Float[Array, "b m"]:
+    """New rows whose squares do not exceed the residual.
+
+    Near its floor rounding would, by 1e-3 in float32: 15 of 41 draws were 2e-5 off and more.
+    """
+
+    def one(rest, inputs):
+        row, used = inputs
+        most = jnp.sqrt(rest)
+        row = jnp.clip(row, -most, most)
+        return jnp.maximum(rest - jnp.where(used, row**2, 0), 0), row
+
+    return lax.scan(one, rest, (new, used))[1]

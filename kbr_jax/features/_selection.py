@@ -25,7 +25,7 @@ from .._typing import Array, Bool, Float, Int, Points, PRNGKeyArray, with_number
 from ..devices import as_mesh
 from ..kernels import KernelLike, kernel_for
 from ._landmarks import Landmarks
-from ._pivots import choose_pivots, draw_indices, rejection_pivots
+from ._pivots import choose_pivots, draw_indices, rejection_pivots, settled
 
 #: From this many points on, landmarks are chosen in blocks unless told otherwise: this changes the
 #: greedy choice, but not the law of the random one.
@@ -247,7 +247,7 @@ def _add_block(
     lower = jnp.where(used[:, None], cholesky[chosen], identity)
     inverse = triangular_solve(lower, identity)
     mixing = -matmul(inverse, own[:, chosen].T)
-    rows, squares = _add_rows(kernel, take(points, chosen), share, inverse, mixing, state)
+    rows, squares = _add_rows(kernel, take(points, chosen), share, inverse, mixing, used, state)
     # Stop, exactly at its column, once the trace is within the tolerance.
     squares = jnp.where(used, share.total(squares), 0)
     trace = jnp.sum(state.residual) - jnp.cumsum(squares) + squares
@@ -272,16 +272,17 @@ def _add_block(
     )
 
 
-def _add_rows(kernel, chosen, share: _Share, inverse, mixing, state: _State):
+def _add_rows(kernel, chosen, share: _Share, inverse, mixing, used, state: _State):
     """The factor with the rows `inverse @ k(chosen, x) + mixing @ rows` behind the filled ones, and
     their sums of squares.
     """
-    block, n = inverse.shape[0], size(share.points)
+    block, n, rest = inverse.shape[0], size(share.points), share.own(state.residual)
     kernel_rows = kernel.gram(chosen, share.points)
     if share.inside is not None:
         kernel_rows = jnp.where(share.inside, kernel_rows, 0)
     if block == 1:
         new = matmul(inverse, kernel_rows) + matmul(mixing, state.rows)
+        new = settled(new, used, rest)
         return lax.dynamic_update_slice(state.rows, new, (state.count, 0)), jnp.sum(new**2, axis=1)
     tile = min(_TILE, n)
     groups = -(-state.count // _GROUP)
@@ -298,6 +299,7 @@ def _add_rows(kernel, chosen, share: _Share, inverse, mixing, state: _State):
             )
 
         new = lax.fori_loop(0, groups, subtract, matmul(inverse, part))
+        new = settled(new, used, lax.dynamic_slice_in_dim(rest, start, tile))
         fresh = start + jnp.arange(tile) >= t * tile
         squares = squares + jnp.sum(jnp.where(fresh, new, 0) ** 2, axis=1)
         return lax.dynamic_update_slice(rows, new, (state.count, start)), squares
