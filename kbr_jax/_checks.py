@@ -14,7 +14,7 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from ._numerics import one_program, spoiled
+from ._numerics import nan_unless_finite, one_program
 from ._typing import Array, ArrayLike, Bool, Float, Points
 
 
@@ -369,7 +369,7 @@ def check_finite(points: Points, name: str) -> Points:
         return points
     leaves, treedef = jax.tree.flatten(points)
     real = [jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in leaves]
-    marks = [spoiled(leaf) for leaf, inexact in zip(leaves, real, strict=True) if inexact]
+    marks = [nan_unless_finite(leaf) for leaf, inexact in zip(leaves, real, strict=True) if inexact]
 
     def one(leaf):
         return jnp.where(finite, leaf, sum(mark.astype(leaf.dtype) for mark in marks))

@@ -38,7 +38,7 @@ def matmul(a: Inexact[Array, "..."], b: Inexact[Array, "..."]) -> Inexact[Array,
     return jnp.matmul(a, b, precision=HIGHEST)
 
 
-def spoiled(x: Inexact[Array, "..."], axis: int | None = None) -> Float[Array, "..."]:
+def nan_unless_finite(x: Inexact[Array, "..."], axis: int | None = None) -> Float[Array, "..."]:
     """NaN where a number is not finite, else 0.
 
     In place of a constant NaN: XLA for CPUs (jaxlib 0.10 to 0.12) makes of `exp(where(ok, x, nan))`

@@ -21,7 +21,7 @@ from .._checks import (
     take,
 )
 from .._lapack import determinant, svd
-from .._numerics import HIGHEST, matmul, safe_divide, spoiled
+from .._numerics import HIGHEST, matmul, nan_unless_finite, safe_divide
 from .._typing import Array, ArrayLike, Float, Point, Points
 from ..kernels import Gaussian
 from ._embedding import Embedding, check_unbatched, evaluate
@@ -53,7 +53,7 @@ def decode(embedding: Embedding, candidates: Points | None = None) -> Point:
 def _unless_nan(embedding: Embedding, found: Point) -> Point:
     """The point that was found: NaN where the weights are, which say nothing."""
     bad = jnp.isnan(jnp.sum(embedding.weights, axis=-1))
-    marks = spoiled(embedding.weights, axis=-1)
+    marks = nan_unless_finite(embedding.weights, axis=-1)
 
     def one(leaf):
         if jnp.issubdtype(leaf.dtype, jnp.floating):

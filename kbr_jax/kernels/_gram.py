@@ -20,7 +20,7 @@ from .._checks import (
     take,
     without_padding,
 )
-from .._numerics import matmul, one_program, safe_sqrt, spoiled, squared_distances
+from .._numerics import matmul, nan_unless_finite, one_program, safe_sqrt, squared_distances
 from .._typing import Array, ArrayLike, Bool, Float, Int, Points, PRNGKeyArray
 from ..devices import over_devices
 from ._base import AbstractKernel, KernelLike, as_kernel, check_real, flat
@@ -89,7 +89,9 @@ def median_distance(
         both = known[pairs[0]] & known[pairs[1]]
         median = jnp.nan_to_num(jnp.nanmedian(jnp.where(both, distances, jnp.nan)))
         mean = jnp.nan_to_num(jnp.mean(distances, where=both))
-        median = jnp.where(jnp.any(both & jnp.isnan(distances)), spoiled(distances), median)
+        median = jnp.where(
+            jnp.any(both & jnp.isnan(distances)), nan_unless_finite(distances), median
+        )
     # NaN is not above 0 and stays.
     return jnp.where(median <= 0, jnp.where(mean > 0, mean, 1), median)
 

@@ -82,8 +82,8 @@ def learn_forecast(
     The forecast moves and stretches the residuals (heteroscedastic location and scale, as Akritas
     and Van Keilegom 2001), and their weights still change with x. Its mean is that of the first
     model. The plain form is kept where its held-out energy score is better, and where y repeats its
-    values. Held-out forecasts are those that `Forecast` gives, with the marginal of y where a pair
-    has no others near it.
+    values. Held-out forecasts are those that `Forecast` gives: where no other pair is near, the
+    marginal of y.
 
     **Arguments:**
 

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from .._checks import as_points, as_positive, check_alike, is_concrete, like, size
-from .._numerics import HIGHEST, matmul, spoiled
+from .._numerics import HIGHEST, matmul, nan_unless_finite
 from .._typing import Array, ArrayLike, Float, Points, PRNGKeyArray, with_numbers
 from ..embedding import Embedding
 from ..kernels import AbstractKernel, KernelLike, as_kernel
@@ -56,7 +56,9 @@ class Beliefs(eqx.Module):
             raise ValueError(f"The beliefs of the nodes {nodes[:5]} are NaN: look at the evidence.")
         return jax.tree.map(
             lambda leaf: (
-                jnp.where(jnp.any(nan), spoiled(self.probabilities).astype(leaf.dtype), leaf)
+                jnp.where(
+                    jnp.any(nan), nan_unless_finite(self.probabilities).astype(leaf.dtype), leaf
+                )
                 if jnp.issubdtype(leaf.dtype, jnp.floating)
                 else leaf
             ),

@@ -7,7 +7,7 @@ import numpy as np
 from jax import lax
 
 from .._checks import as_fraction, as_points, as_positive, check_alike, size
-from .._numerics import spoiled
+from .._numerics import nan_unless_finite
 from .._typing import Array, ArrayLike, Float, Points
 from ..embedding import Embedding, credible_interval, credible_level, log_score
 
@@ -78,7 +78,7 @@ def fit_bandwidth(forecasts: Embedding, points: Points) -> Float[Array, ""]:
     limited = jnp.minimum(scores, scores[-1] + 10)
     means = jnp.mean(limited, axis=1, where=~jnp.isnan(limited))
     best = factors[jnp.nanargmin(means)]
-    return jnp.where(jnp.any(jnp.isfinite(means)), best, spoiled(means))
+    return jnp.where(jnp.any(jnp.isfinite(means)), best, nan_unless_finite(means))
 
 
 def conformal_margin(

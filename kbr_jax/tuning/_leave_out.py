@@ -239,7 +239,8 @@ def _low_rank_errors(
     inner = own.astype(coordinates.dtype) - cross - jnp.swapaxes(cross, -1, -2) + explained
     left = _solve_blocks(blocks, inner)
     errors = jnp.diagonal(_solve_blocks(blocks, jnp.swapaxes(left, -1, -2)), axis1=-2, axis2=-1)
-    # Rounding of the sum, enlarged as the errors are. What it decides is not known.
+    # Rounding of the sum, enlarged as the errors are. What it decides is not known, but for losses
+    # near 0: y may be a function of x.
     size_ = jnp.abs(jnp.diagonal(own, axis1=-2, axis2=-1)).astype(coordinates.dtype)
     roots = jnp.sqrt(jnp.finfo(coordinates.dtype).eps * size_)
     enlarged = _solve_blocks(blocks, jax.vmap(jnp.diag)(roots))
@@ -252,7 +253,7 @@ def _as_index(index: ArrayLike, n: int) -> Int[Array, " m"]:
     with known(index):
         rows = jnp.asarray(index)
     vector = jnp.issubdtype(rows.dtype, jnp.integer) and rows.ndim == 1
-    if not vector or (is_concrete(rows) and not np.all(abs(np.asarray(rows) + 0.5) < n)):
+    if not vector or (is_concrete(rows) and not np.all(np.isin(rows, np.arange(-n, n)))):
         raise ValueError(f"`index` must be a vector of numbers of {n} pairs, got {index}.")
     return rows % n
 
