@@ -249,16 +249,30 @@ def test_a_lost_stretch_costs_what_one_without_memory_does():
     ("error", "begun", "chosen"), [(0.98, 1.0, True), (0.995, 1.0, False), (0.98, 1.02, False)]
 )
 def test_a_rival_must_earn_its_place(monkeypatch, error, begun, chosen):
-    def judged(setting, folds, values, limit=np.inf):
-        return np.array([1.0, 1.0, 1.0] if setting.rival is None else [error, begun, 1.0])
+    def judged_options(setting, options, folds, values, limit):
+        return np.array([[2.0, 1.0, 1.0], [error, begun, 1.0], [error + 0.01, begun, 1.0]])
 
-    monkeypatch.setattr(_candidates, "judged", judged)
+    monkeypatch.setattr(_candidates, "judged", lambda *_: np.ones(3))
+    monkeypatch.setattr(_candidates, "_judged_options", judged_options)
     one = jnp.asarray(1.0)
     setting = _candidates.Setting(one, one, None, None, None, "pairs", one)
     states, seen = walk(100, 4)
     folds = _folds.make_folds(states, seen[:, :2], None)
     found = _candidates.recovering(setting, folds, {})
-    assert (found.rival is not None) == chosen
+    assert found.rival == (_candidates.RIVALS[1] if chosen else None)
+
+
+def test_options_side_by_side_are_judged_as_alone():
+    states, seen = walk(200, 4)
+    folds = _folds.make_folds(states, seen[:, :2], None)
+    values = dict(zip(_filter.RANGES, jnp.array([0.4, 0.3, 1e-3, 1e-4, 0.1]), strict=True))
+    scales = kbr.kernels.coordinate_scale(states), kbr.median_heuristic(seen[:, :2])
+    setting = _candidates.Setting(*scales, None, None, None, "pairs", jnp.asarray(1.0))
+    options = {"rival": jnp.asarray(_candidates.RIVALS)}
+    found = _candidates._judged_options(setting, options, folds, values, np.inf)
+    for rival, errors in zip(_candidates.RIVALS, found, strict=True):
+        alone = _candidates._with(setting, {"rival": jnp.asarray(rival)})
+        close(errors, _candidates.judged(alone, folds, values), 1e-8)
 
 
 def test_a_belief_is_tested_by_all_coordinates():

@@ -1,5 +1,6 @@
 """One candidate for a filter: how it is fitted, and how it is judged on held-out stretches."""
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -217,26 +218,49 @@ def recovering(setting: Setting, folds: Fold, values: dict) -> Setting:
     None may lose beliefs that started right: where states look alike, a rival from the marginal of
     the states is as likely as a belief that has seen more.
     """
-
-    def option(**options):
-        found = {name: jnp.asarray(value) for name, value in options.items()}
-        return eqx.tree_at(
-            lambda s: (s.rival, s.cusum),
-            setting,
-            (found.get("rival"), found.get("cusum")),
-            is_leaf=lambda leaf: leaf is None,
-        )
-
     error, begun, wrong = judged(setting, folds, values)
     lost = float(setting.lost)
     best, limit = setting, (1 - MARGIN) * error
     most = begun + MARGIN * (lost if np.isfinite(lost) else begun)
-    options = [option(rival=threshold) for threshold in RIVALS]
+    ways = [{"rival": jnp.asarray(RIVALS)}]
     # A belief that comes back by itself needs no test.
     if wrong > lost and folds.mapped and folds.states.shape[1] >= LEAST:
-        options += [option(cusum=pair) for pair in CUSUMS]
-    for other in options:
-        error, begun, _ = judged(other, folds, values, limit)
-        if error <= limit and begun <= most:
-            best, limit = other, error
+        ways.append({"cusum": tuple(jnp.asarray(CUSUMS).T)})
+    for options in ways:
+        found = _judged_options(setting, options, folds, values, limit)
+        for index, (error, begun, _) in enumerate(found):
+            if error <= limit and begun <= most:
+                option = jax.tree.map(operator.itemgetter(index), options)
+                best, limit = _with(setting, option), error
     return best
+
+
+def _with(setting: Setting, option: dict) -> Setting:
+    """The setting with one way to leave a wrong belief."""
+    return eqx.tree_at(
+        lambda s: (s.rival, s.cusum),
+        setting,
+        (option.get("rival"), option.get("cusum")),
+        is_leaf=lambda leaf: leaf is None,
+    )
+
+
+@eqx.filter_jit
+def _judge_options(
+    setting: Setting, options: dict, fold: Fold, values: dict
+) -> Float[Array, "o 3"]:
+    """The three errors of each option. What does not depend on it is fitted once."""
+    return jax.vmap(lambda option: judge(_with(setting, option), fold, values)[0])(options)
+
+
+def _judged_options(
+    setting: Setting, options: dict, folds: Fold, values: dict, limit: float
+) -> np.ndarray:
+    """As `judged`, for all options side by side `[o, 3]`."""
+    total, count = np.zeros(()), folds.truth.shape[0]
+    for index in range(count):
+        found = _judge_options(setting, options, _fold(folds, index), values)
+        total = total + np.asarray(found, float)
+        if np.all(total[:, 0] > limit * count):
+            break
+    return total / count
