@@ -143,6 +143,16 @@ def is_float(leaf: Array) -> bool:
     return jnp.issubdtype(leaf.dtype, jnp.floating)
 
 
+def is_real(points: Points) -> bool:
+    """Whether points are one array of real numbers."""
+    return isinstance(points, jax.Array) and bool(is_float(points))
+
+
+def evenly(total: int, count: int) -> np.ndarray:
+    """At most `count` of `total` rows, evenly spaced."""
+    return np.linspace(0, total - 1, min(total, count)).astype(int)
+
+
 def like(points: Points, reference: Points) -> Points:
     """Cast points to the precision of another sample of their kind.
 
@@ -252,25 +262,22 @@ def as_positive(value: ArrayLike, name: str, *, scalar: bool = False) -> Float[A
     `jit` too. A traced value is not looked at: its positivity is the caller's, by the
     parametrization.
     """
-    array = as_float(value)
-    if scalar and array.ndim:
-        raise ValueError(
-            f"`{name}` must be one number, got shape {array.shape}; use `vmap` for several."
-        )
-    if is_concrete(array) and not np.all(np.asarray(array) > 0):
-        raise ValueError(f"`{name}` must be positive, got {np.asarray(array)}.")
-    return array
+    return _checked_number(value, name, scalar, np.greater, "be positive")
 
 
 def as_non_negative(value: ArrayLike, name: str, *, scalar: bool = False) -> Float[Array, "..."]:
     """As `as_positive`, with 0 allowed."""
+    return _checked_number(value, name, scalar, np.greater_equal, "not be negative")
+
+
+def _checked_number(value: ArrayLike, name: str, scalar: bool, holds: Any, words: str) -> Array:
     array = as_float(value)
     if scalar and array.ndim:
         raise ValueError(
             f"`{name}` must be one number, got shape {array.shape}; use `vmap` for several."
         )
-    if is_concrete(array) and not np.all(np.asarray(array) >= 0):
-        raise ValueError(f"`{name}` must not be negative, got {np.asarray(array)}.")
+    if is_concrete(array) and not np.all(holds(np.asarray(array), 0)):
+        raise ValueError(f"`{name}` must {words}, got {np.asarray(array)}.")
     return array
 
 

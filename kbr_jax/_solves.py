@@ -113,11 +113,6 @@ class PSDFactor(AbstractFactor):
     upper: Float[Array, "n n"]
     inverse: Float[Array, "n n"] | None  # of `upper`
 
-    @property
-    def cholesky(self) -> Float[Array, "n n"]:
-        """The lower Cholesky factor."""
-        return jnp.swapaxes(self.upper, -1, -2)
-
     def solve(self, b: Float[Array, "n *k"]) -> Float[Array, "n *k"]:
         """`(matrix + shift I)^{-1} b` for a vector or a matrix of right-hand sides `[n, ...]`;
         O(n^2) a column.

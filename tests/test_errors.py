@@ -287,7 +287,7 @@ CASES = {
     ),
     "mix batches": (
         lambda: kbr.embedding.mixture([PRIOR, BATCH], jnp.ones(2)),
-        r"embeddings\[1\] is a batch of shape \(2, 6\)",
+        r"`embeddings\[1\]` is a batch of shape \(2, 6\)",
     ),
     "joint sizes": (
         lambda: kbr.embedding.embed_joint(G, G, X, Y[:5]),

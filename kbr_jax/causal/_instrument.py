@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from .._checks import as_batch, as_count, as_mask, as_points, is_concrete, size
 from .._typing import Array, ArrayLike, Bool, Float, Points
 from ..features import AbstractFeatureMap
-from ..kernels import FeatureMap, KernelLike, Linear, TensorProduct
+from ..kernels import FeatureMap, KernelLike, Linear, TensorProduct, checked_kernel
 from ._stages import Smoothed, feature_map, regress
-from ._units import as_kernels, as_ridges, checked_kernel, checked_sample, outcome_targets
+from ._units import as_kernels, as_ridges, checked_sample, outcome_targets
 
 #: A first stage below this strength is called weak (Staiger and Stock 1997).
 _WEAK = 10.0

@@ -196,19 +196,6 @@ def fit_moment_bridge(
     rests on the moments alone: with few units or weak proxies the two stages are more stable.
 
     Cost O(n r^2 + q r^3) for q ridges.
-
-    **Example:**
-
-    >>> import jax, jax.numpy as jnp, kbr_jax as kbr
-    >>> keys = jax.random.split(jax.random.key(0), 5)
-    >>> u, *noise = (jax.random.normal(key, (500,)) for key in keys)
-    >>> w, z = u + noise[0] / 2, u + noise[1] / 2
-    >>> a = u + noise[2]
-    >>> y = a - 2 * u + noise[3] / 10
-    >>> bridge = kbr.causal.fit_moment_bridge(a, w, z, y)
-    >>> curve = kbr.mean(kbr.causal.intervene(bridge, jnp.array([0.0, 1.0])))
-    >>> print(f"{curve[1] - curve[0]:.0f}")
-    1
     """
     data = units(a, w, z, y, kernels, mask, DOSE)
     rank = as_count(rank, "rank")

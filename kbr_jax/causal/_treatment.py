@@ -53,20 +53,16 @@ class TreatmentBridge(AbstractCausalModel):
         rows = kernel_of_doses(self.features).gram(doses, landmarks[0]) * on_landmarks
         return 1 + matmul(rows, matmul(landmarks[1], proxies.T))
 
-    def local_weights(self, doses: Points) -> Float[Array, "b n"]:
-        r"""Weights $\beta_i(a) q(a, z_i)$ of units near each dose, of sum near 1."""
-        near = self.local.weights(self.local_features.coordinates(doses))
-        return near * self.at(doses, self.proxies.matrix)
-
     def own_weights(self, doses: Points) -> Float[Array, "b n"]:
-        r"""As `local_weights`, with $q(a_i, z_i)$ at the doses of the units."""
+        r"""Weights $\beta_i(a) q(a_i, z_i)$ of units near each dose, with q at their own doses."""
         pairs = self.features.coordinates((self.doses, self.proxies.matrix))
         near = self.local.weights(self.local_features.coordinates(doses))
         return near * (1 + matmul(pairs, self.coefficients))
 
     def weights(self, doses: Points, adjust: Embedding | None) -> Float[Array, "b n"]:
         refuse_adjust(adjust)
-        found = self.local_weights(doses)
+        near = self.local.weights(self.local_features.coordinates(doses))
+        found = near * self.at(doses, self.proxies.matrix)
         return found + (1 - jnp.sum(found, axis=1, keepdims=True)) * self.local.share
 
 

@@ -21,9 +21,9 @@ from ..kernels import (
     Laplace,
     TensorProduct,
     as_kernel,
+    checked_kernel,
     coordinate_scale,
     kernel_for,
-    warn_of_scale,
 )
 from ._stages import feature_map
 
@@ -78,16 +78,6 @@ def checked_sample(points: Points, name: str, mask: Bool[Array, " n"] | None, co
     return check_finite(without_padding(points, mask), name)
 
 
-def checked_kernel(
-    kernel: KernelLike, points: Points, name: str, mask: Bool[Array, " n"] | None
-) -> AbstractKernel:
-    """The kernel of a variable, or its default."""
-    kernel = kernel_for(kernel, points, mask)
-    kernel.check(points, name)
-    warn_of_scale(kernel, points, name, mask)
-    return kernel
-
-
 def dose_kernel(
     kernel: KernelLike, doses: Points, bandwidth: float, mask: Bool[Array, " n"] | None
 ) -> AbstractKernel:
@@ -104,29 +94,26 @@ def dose_kernel(
 
 def as_kernels(kernels: Any, count: int) -> tuple[KernelLike, ...]:
     """`count` kernels, None where the default is taken."""
-    if kernels is None:
-        return (None,) * count
-    if not isinstance(kernels, (tuple, list)) or len(kernels) != count:
-        raise ValueError(
-            f"`kernels` must be a tuple of {count} kernels, each of them or all None for the "
-            f"default, got {kernels!r}."
-        )
-    return tuple(kernels)
+    return _as_tuple(kernels, count, "kernels", f"{count} kernels", "the default")
 
 
 def as_ridges(regularizers: Any, count: int, dtype: Any) -> tuple[Any, ...]:
     """`count` ridges, None where leave-one-out chooses."""
-    if regularizers is None:
-        return (None,) * count
-    if not isinstance(regularizers, (tuple, list)) or len(regularizers) != count:
-        raise ValueError(
-            f"`regularizers` must be a tuple of {count} numbers, each of them or all None for "
-            f"leave-one-out, got {regularizers!r}."
-        )
+    given = _as_tuple(regularizers, count, "regularizers", f"{count} numbers", "leave-one-out")
     return tuple(
-        None if value is None else as_regularizer(value, "regularizers", dtype)
-        for value in regularizers
+        None if value is None else as_regularizer(value, "regularizers", dtype) for value in given
     )
+
+
+def _as_tuple(values: Any, count: int, name: str, kind: str, default: str) -> tuple[Any, ...]:
+    if values is None:
+        return (None,) * count
+    if not isinstance(values, (tuple, list)) or len(values) != count:
+        raise ValueError(
+            f"`{name}` must be a tuple of {kind}, each of them or all None for {default}, got "
+            f"{values!r}."
+        )
+    return tuple(values)
 
 
 def outcome_targets(

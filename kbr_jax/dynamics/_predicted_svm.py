@@ -23,6 +23,7 @@ from .._checks import (
     check_finite,
     check_same_size,
     is_concrete,
+    is_real,
     size,
 )
 from .._numerics import matmul, safe_divide
@@ -30,6 +31,7 @@ from .._solves import psd_solve
 from .._typing import Array, ArrayLike, Bool, Float, Points, with_numbers
 from ..features import AbstractFeatureMap, FeatureChoice, Landmarks, fit_features
 from ..kernels import KernelLike
+from ..kernels._base import flat
 
 #: Newton steps at most: the active set of a squared hinge settles within a few.
 _NEWTON_STEPS = 50
@@ -81,12 +83,12 @@ class PredictedSVM(eqx.Module):
 def _codes(features: AbstractFeatureMap | None, x: Points) -> Float[Array, "n r"]:
     if features is not None:
         return features.coordinates(x)
-    if not isinstance(x, jax.Array) or not jnp.issubdtype(x.dtype, jnp.floating):
+    if not is_real(x):
         raise ValueError(
             "Linear features need points that are one real array [n, ...]; give a `kernel` for "
             "others."
         )
-    return x.reshape(x.shape[0], -1)
+    return flat(x)
 
 
 def fit_predicted_svm(

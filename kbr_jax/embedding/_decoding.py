@@ -18,6 +18,7 @@ from .._checks import (
     check_alike,
     in_one_precision,
     is_concrete,
+    is_real,
     take,
 )
 from .._lapack import determinant, svd
@@ -121,7 +122,7 @@ def _in_one_dtype(embedding: Embedding) -> Embedding:
     Points must be one array of real numbers.
     """
     points = as_points(embedding.points, "embedding.points")
-    if not isinstance(points, jax.Array) or not jnp.issubdtype(points.dtype, jnp.floating):
+    if not is_real(points):
         kinds = [leaf.dtype.name for leaf in jax.tree.leaves(points)]
         raise ValueError(
             f"Only points that are one floating-point array can be moved, not {kinds}: convert "
@@ -246,11 +247,7 @@ def decode_permutation(embedding: Embedding) -> Float[Array, "d d"]:
     The exact pre-image under the trace kernel on permutation matrices `[n, d, d]` (S09 section 5).
     Cost O(n d^2 + d^3); unbatched.
     """
-    if embedding.weights.ndim != 1:
-        raise ValueError(
-            f"`embedding` is a batch of shape {embedding.weights.shape}; decode its members one at "
-            f"a time."
-        )
+    check_unbatched(embedding, "embedding")
     return _assigned(jnp.tensordot(embedding.weights, embedding.points, axes=1, precision=HIGHEST))
 
 

@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._checks import as_batch, as_count, as_positive
+from .._checks import as_batch, as_count, as_positive, is_real
 from .._numerics import matmul, safe_sqrt, squared_distances
 from .._typing import Array, ArrayLike, Float, Point, Points
+from ..kernels._base import flat
 from ._embedding import Embedding, normalized
 from ._quantiles import unknown
 
@@ -183,12 +184,12 @@ def equal(points: Array, others: Array) -> Array:
 
 def real_rows(points: Points, dtype: jnp.dtype) -> Float[Array, "n d"]:
     """Real points as rows."""
-    if not isinstance(points, jax.Array) or not jnp.issubdtype(points.dtype, jnp.floating):
+    if not is_real(points):
         raise ValueError(
             "Densities, modes and bandwidths need points that are one real array, such as [n, d]; "
             "take the `marginal` of a part of tuples."
         )
-    return points.reshape(points.shape[0], -1).astype(dtype)
+    return flat(points).astype(dtype)
 
 
 def bandwidths(

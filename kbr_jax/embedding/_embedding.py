@@ -181,11 +181,7 @@ def mixture(embeddings: Sequence[Embedding], shares: ArrayLike) -> Embedding:
             embeddings[0].points,
             "embeddings[0].points",
         )
-        if other.weights.ndim != 1:
-            raise ValueError(
-                f"embeddings[{index}] is a batch of shape {other.weights.shape}; mix under `vmap` "
-                f"instead."
-            )
+        check_unbatched(other, f"embeddings[{index}]")
     points = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *[e.points for e in embeddings])
     weights = [
         share.astype(e.weights.dtype) * e.weights

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._checks import as_points, is_concrete, known
+from .._checks import as_points, is_concrete, is_real, known
 from .._numerics import one_program
 from .._typing import Array, ArrayLike, Bool, Float, Int, Point, PointFunction
 from ._embedding import Embedding, normalized
@@ -67,7 +67,7 @@ def quantile(
 def real_values(embedding: Embedding, function: PointFunction) -> Float[Array, "n *s"]:
     """Values of a function at the points, one real array for each."""
     values = jax.vmap(function)(as_points(embedding.points, "embedding.points"))
-    if not isinstance(values, jax.Array) or not jnp.issubdtype(values.dtype, jnp.floating):
+    if not is_real(values):
         raise ValueError(
             "Quantiles need real values, one array for each point: give a `function` that returns "
             "such."

@@ -1,6 +1,6 @@
 r"""A sample under a kernel that is a finite feature map: no Gram matrix, and nothing lost."""
 
-from .._checks import check_memory, in_precision, size
+from .._checks import check_memory, size
 from .._typing import Array, Bool, Float, Points
 from ..kernels import FeatureMap
 from ._features import AbstractFeatureMap, masked_rows
@@ -16,9 +16,6 @@ class ExplicitFeatures(AbstractFeatureMap):
 
     def coordinates(self, points: Points) -> Float[Array, "m r"]:
         return self.kernel.features(points).astype(self.dtype)
-
-    def at(self, points: Points) -> "ExplicitFeatures":
-        return in_precision(explicit_features(self.kernel, points, self.mask), self.dtype)
 
 
 def explicit_features(

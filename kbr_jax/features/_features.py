@@ -166,15 +166,6 @@ class AbstractFeatures(eqx.Module):
         """
         return self.to_sample(factor.solve(coordinates.T).T)
 
-    def project(
-        self, coordinates: Float[Array, "b r"], regularizer: Float[Array, ""]
-    ) -> Float[Array, "b n"]:
-        """Weights on this sample for embeddings given by their coordinates, by ridge regression.
-
-        `ridge` and `ridge_weights` in one.
-        """
-        return self.ridge_weights(self.ridge(regularizer), coordinates)
-
 
 class AbstractGram(AbstractFeatures):
     """The exact kernel: coordinates are kernel columns `k(X, x)`, r = n."""
@@ -263,6 +254,10 @@ class AbstractFeatureMap(AbstractFeatures):
        K ((D K)^2 + \delta I)^{-1} D k = \Phi A (A^2 + \delta I)^{-1} l. $$
     """
 
+    def at(self, points: Points) -> "AbstractFeatureMap":
+        matrix = masked_rows(self.coordinates(points), self.mask)
+        return eqx.tree_at(lambda f: (f.points, f.matrix), self, (points, matrix))
+
     def restrict(
         self, index: Int[Array, " k"], coordinates: Float[Array, "b r"]
     ) -> tuple["AbstractFeatureMap", Float[Array, "b q"]]:
@@ -286,9 +281,9 @@ class AbstractFeatureMap(AbstractFeatures):
         return coordinates
 
     def ridge_matrix(self, centered: bool) -> Float[Array, "r r"]:
-        features = (
-            self._unpadded((self.matrix - self.mean_coordinates()).T).T if centered else self.matrix
-        )
+        features = self.matrix
+        if centered:
+            features = masked_rows(features - self.mean_coordinates(), self.mask)
         return matmul(features.T, features)
 
     def posterior(

@@ -70,10 +70,6 @@ class FourierFeatures(AbstractFeatureMap):
     def coordinates(self, points: Points) -> Float[Array, "m r"]:
         return _features(self.kernel, self.frequencies, points)
 
-    def at(self, points: Points) -> "FourierFeatures":
-        coordinates = masked_rows(self.coordinates(points), self.mask)
-        return FourierFeatures(self.kernel, points, coordinates, self.mask, self.frequencies)
-
 
 def random_fourier(
     kernel: KernelLike,

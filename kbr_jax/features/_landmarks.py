@@ -54,12 +54,6 @@ class LandmarkFeatures(AbstractFeatureMap):
     def coordinates(self, points: Points) -> Float[Array, "m r"]:
         return _features(self.kernel, self.landmarks, self.cholesky, points)
 
-    def at(self, points: Points) -> "LandmarkFeatures":
-        coordinates = masked_rows(self.coordinates(points), self.mask)
-        return LandmarkFeatures(
-            self.kernel, points, coordinates, self.mask, self.landmarks, self.cholesky
-        )
-
     def of_values(self, values: Float[Array, "*b r"]) -> Float[Array, "*b r"]:
         r"""Coordinates $L^{-1} v$ of embeddings with values v at the active landmarks."""
         return _whiten(self.landmarks, self.cholesky, values)

@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._checks import as_count, as_points, check_alike, check_finite, size, take
+from .._checks import as_count, as_points, check_alike, check_finite, is_real, size, take
 from .._numerics import squared_distances
-from .._typing import Array, Float, Points, PRNGKeyArray
+from .._typing import Array, Points, PRNGKeyArray
 from ..kernels import AbstractKernel, KernelLike, as_kernel
+from ..kernels._base import flat
 from ._landmarks import Landmarks
 from ._pivots import draw_indices
 from ._selection import rpcholesky_landmarks
@@ -56,7 +57,7 @@ def kmeanspp_landmarks(
     if kernel is not None:
         kernel = as_kernel(kernel)
         kernel.check(x, "x")
-    if (kernel is None or iterations) and not _is_real_array(x):
+    if (kernel is None or iterations) and not is_real(x):
         raise ValueError(
             "k-means needs `x` to be one array of real coordinates; for other points pass a "
             "`kernel` and 0 iterations."
@@ -67,14 +68,6 @@ def kmeanspp_landmarks(
     )
 
 
-def _is_real_array(x: Points) -> bool:
-    return eqx.is_array(x) and jnp.issubdtype(x.dtype, jnp.floating)
-
-
-def _flat(x: Array) -> Float[Array, "n d"]:
-    return x.reshape(x.shape[0], -1)
-
-
 @eqx.filter_jit
 def _seed(kernel: AbstractKernel | None, x: Points, rank: int, key: PRNGKeyArray):
     kernel = lax.stop_gradient(kernel)
@@ -82,7 +75,7 @@ def _seed(kernel: AbstractKernel | None, x: Points, rank: int, key: PRNGKeyArray
     def distances(index):
         center = take(x, index[None])
         if kernel is None:
-            return squared_distances(_flat(x), _flat(center))[:, 0]
+            return squared_distances(flat(x), flat(center))[:, 0]
         norms = kernel.diagonal(x) + kernel.diagonal(center)
         squares = norms - 2 * kernel.gram(x, center)[:, 0]
         return jnp.where(
@@ -105,7 +98,7 @@ def _seed(kernel: AbstractKernel | None, x: Points, rank: int, key: PRNGKeyArray
 
 @eqx.filter_jit
 def _lloyd(centers: Array, active: Array, x: Array, iterations: int) -> Array:
-    points, shape = _flat(x), centers.shape
+    points, shape = flat(x), centers.shape
     rank, count = shape[0], points.shape[0]
     width = min(_SLICE, count)
     padded = jnp.pad(points, ((0, -count % width), (0, 0))).reshape(-1, width, points.shape[1])
@@ -119,7 +112,7 @@ def _lloyd(centers: Array, active: Array, x: Array, iterations: int) -> Array:
         counts = jax.ops.segment_sum(jnp.ones(count, points.dtype), owner, rank)[:, None]
         return jnp.where(counts > 0, sums / jnp.maximum(counts, 1), centers)
 
-    return lax.fori_loop(0, iterations, move, _flat(centers)).reshape(shape)
+    return lax.fori_loop(0, iterations, move, flat(centers)).reshape(shape)
 
 
 def streaming_landmarks(
@@ -189,11 +182,7 @@ def _pieces(kernel: AbstractKernel, chunks: Iterable[Points]) -> Iterator[tuple[
         for start in range(0, size(chunk), width):
             piece = take(chunk, slice(start, start + width))
             count = size(piece)
-            yield _lengthened(piece, width), count
-
-
-def _lengthened(points: Points, width: int) -> Points:
-    return points if size(points) == width else take(points, jnp.arange(width) % size(points))
+            yield piece if count == width else take(piece, jnp.arange(width) % count), count
 
 
 @jax.jit

@@ -89,9 +89,9 @@ class CusumRestartFilter(AbstractWrappedFilter):
         estimate = self.decode(self.base.embed(output.weights))
         near = _near(self.discriminant.kernel, estimate, self.points, self.exclusion)
         other, prior, exists = alternative(self.base, self.factor, code, near)
-        gain = self._log_likelihood(other, projected) - self.discriminant.log_likelihood(
-            estimate, projected
-        )
+        rival = self.decode(self.base.embed(other))
+        gain = self.discriminant.log_likelihood(rival, projected)
+        gain -= self.discriminant.log_likelihood(estimate, projected)
         cusum = jnp.maximum(state.cusum + (gain - self.slack).astype(state.cusum.dtype), 0)
         tested = observed & exists
         cusum = jnp.where(tested, cusum, state.cusum)
@@ -110,9 +110,6 @@ class CusumRestartFilter(AbstractWrappedFilter):
         )
         following = self.base.advance(weights, control)
         return CusumState(following, jnp.where(restart, 0, cusum)), output
-
-    def _log_likelihood(self, weights: Any, projected: Array) -> Float[Array, ""]:
-        return self.discriminant.log_likelihood(self.decode(self.base.embed(weights)), projected)
 
 
 def alternative(

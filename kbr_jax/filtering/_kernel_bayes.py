@@ -113,11 +113,6 @@ class KernelBayesFilter(AbstractFilter):
         self.estimator = estimator
         self.max_active = None if max_active is None else as_count(max_active, "max_active")
 
-    @property
-    def successors(self) -> Points:
-        """Training states after the ones that the learned transition starts from."""
-        return self.transition.model.features_y.points  # pyright: ignore
-
     def update(
         self, state: KernelBayesState, code: Any, control: Any, observed: Bool[Array, ""]
     ) -> tuple[KernelBayesState, FilterOutput]:

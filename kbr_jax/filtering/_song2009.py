@@ -6,16 +6,9 @@ import equinox as eqx
 import jax.numpy as jnp
 
 from .._checks import (
-    as_mask,
-    as_points,
     as_regularizer,
-    check_alike,
-    fill,
     in_precision,
-    like,
     precision_of,
-    size,
-    take,
 )
 from .._numerics import matmul
 from .._solves import AbstractFactor
@@ -27,6 +20,7 @@ from ..rules import (
     ConditionalEmbedding,
     centered_weights,
     check_centered,
+    observed_coordinates,
     single_prior_weights,
 )
 from ._base import AbstractFilter, AbstractSmoother, FilterOutput, no_controls
@@ -47,19 +41,6 @@ class ConcatenatedFeatures(AbstractFeatureMap):
     def coordinates(self, points: Points) -> Float[Array, "m r"]:
         parts = self.first.coordinates(points[0]), self.second.coordinates(points[1])
         return jnp.concatenate(parts, axis=-1)
-
-    def at(self, points: Points) -> "ConcatenatedFeatures":
-        return concatenated_features(self.first.at(points[0]), self.second.at(points[1]))
-
-
-def concatenated_features(
-    first: AbstractFeatures, second: AbstractFeatures
-) -> ConcatenatedFeatures:
-    """Concatenate two feature maps of paired samples."""
-    kernel = DirectSum((first.kernel, second.kernel))
-    matrix = jnp.concatenate([first.matrix, second.matrix], axis=-1)
-    points = first.points, second.points
-    return ConcatenatedFeatures(kernel, points, matrix, first.mask, first, second)
 
 
 class ConditionalEmbeddingFilter(AbstractFilter):
@@ -94,26 +75,19 @@ class ConditionalEmbeddingFilter(AbstractFilter):
     def init(self, prior: Embedding | None) -> Float[Array, " n"]:
         if prior is None:
             return self.states.uniform.astype(self.states.dtype)
-        model = self._model(self.states.at(self.successors))
-        return single_prior_weights(model, prior)
-
-    def _model(self, features: AbstractFeatures) -> ConditionalEmbedding:
-        """The regression of a sample on itself: weights on it of any embedding."""
+        # The regression of the successors on themselves: weights on them of any embedding.
+        features = self.states.at(self.successors)
         factor = features.ridge(self.regularizer)
-        return ConditionalEmbedding(features, features, self.regularizer, factor)
+        model = ConditionalEmbedding(features, features, self.regularizer, factor)
+        return single_prior_weights(model, prior)
 
     def encode(
         self, observations: Points, observed: ArrayLike | None, name: str = "observations"
     ) -> tuple[Any, Array]:
-        features = self.observations
-        observations = as_points(observations, name)
-        check_alike(observations, name, features.points, "training observations")
-        features.kernel.check(observations, name)
-        observed = as_mask(observed, size(observations), "observed")
-        filled = fill(like(observations, features.points), observed, take(features.points, 0))
-        codes = features.coordinates(filled)
-        lost = features.beyond_reach(codes, filled)
-        return jnp.where(lost[:, None], 0, codes), observed & ~lost
+        codes, observed, lost = observed_coordinates(
+            self.observations, observations, observed, name
+        )
+        return codes, observed & ~lost
 
     def encode_controls(self, controls: Points | None, count: int) -> None:
         no_controls(controls)
@@ -208,11 +182,12 @@ def fit_conditional_embedding_filter(
         raise ValueError(
             "One kernel has finite features and the other has not: give landmarks for both."
         )
+    kernel, both = DirectSum((kernel_states, kernel_observations)), (states, observations)
     if isinstance(first, DenseGram) and isinstance(second, DenseGram):
-        kernel = DirectSum((kernel_states, kernel_observations))
-        joint = DenseGram(kernel, (states, observations), first.matrix + second.matrix, mask)
+        joint = DenseGram(kernel, both, first.matrix + second.matrix, mask)
     else:
-        joint = concatenated_features(first, second)
+        matrix = jnp.concatenate([first.matrix, second.matrix], axis=-1)
+        joint = ConcatenatedFeatures(kernel, both, matrix, mask, first, second)
     return ConditionalEmbeddingFilter(
         states=first,
         observations=second,

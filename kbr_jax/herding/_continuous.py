@@ -17,6 +17,7 @@ from .._checks import (
     check_finite,
     in_one_precision,
     is_concrete,
+    is_real,
     known,
     size,
     take,
@@ -66,7 +67,7 @@ def herd_continuous(
     """
     check_unbatched(embedding, "embedding")
     points = embedding.points
-    if not isinstance(points, jax.Array) or not jnp.issubdtype(points.dtype, jnp.floating):
+    if not is_real(points):
         raise ValueError(
             "Gradient ascent needs points that are one real array [n, ...]; use `herd` over "
             "candidates."

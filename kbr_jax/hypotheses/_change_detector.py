@@ -12,7 +12,7 @@ from jax import lax
 
 from .._checks import as_count, as_points, as_real, check_alike, check_finite, like, size, take
 from .._typing import Array, Bool, Float, Int, Point, Points, PRNGKeyArray, with_numbers
-from ..kernels import AbstractKernel, KernelLike, gram_matvec, kernel_for, warn_of_scale
+from ..kernels import AbstractKernel, KernelLike, checked_kernel, gram_matvec
 from ._results import relevant, rounding, simulate
 
 #: False alarms that the simulation of a threshold waits for. The run length then has a relative
@@ -120,9 +120,7 @@ def fit_change_detector(
     True
     """
     reference = check_finite(as_points(reference, "reference"), "reference")
-    kernel = kernel_for(kernel, reference)
-    kernel.check(reference, "reference")
-    warn_of_scale(kernel, reference, "reference")
+    kernel = checked_kernel(kernel, reference, "reference")
     width, length = as_count(window, "window"), as_count(average_run_length, "average_run_length")
     count = size(reference)
     if width < 2 or count < _WINDOWS * width:

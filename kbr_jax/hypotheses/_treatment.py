@@ -25,7 +25,7 @@ from .._lapack import cholesky, eigh, triangular_solve
 from .._numerics import matmul
 from .._typing import Array, ArrayLike, Bool, Float, Int, Points, PRNGKeyArray
 from ..features import AbstractFeatureMap, FeatureChoice, fit_features
-from ..kernels import KernelLike, kernel_for, warn_of_scale
+from ..kernels import KernelLike, checked_kernel
 from ._results import TestResult, interval_of, rounding
 from ._two_sample import student
 
@@ -128,10 +128,7 @@ def treatment_effect_test(
     folds = as_count(num_folds, "num_folds", x, "x")
     if folds < 2:
         raise ValueError("`num_folds` must be at least 2: one part is predicted from the others.")
-    kernels = kernel_for(kernel_x, x), kernel_for(kernel_y, y)
-    for kernel, points, name in zip(kernels, (x, y), ("x", "y"), strict=True):
-        kernel.check(points, name)
-        warn_of_scale(kernel, points, name)
+    kernels = checked_kernel(kernel_x, x, "x"), checked_kernel(kernel_y, y, "y")
     dtype = jax.eval_shape(kernels[1].diagonal, y).dtype
     check_memory(n, n, dtype, "the outcomes", "test a part of the points")
     rank = min(int(landmarks), n) if isinstance(landmarks, (int, np.integer)) else landmarks

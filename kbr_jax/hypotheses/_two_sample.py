@@ -27,7 +27,7 @@ from .._checks import (
 from .._numerics import matmul, safe_sqrt
 from .._typing import Array, Float, Points, PRNGKeyArray
 from ..features import FeatureChoice
-from ..kernels import AbstractKernel, KernelLike, kernel_for, warn_of_scale
+from ..kernels import AbstractKernel, KernelLike, checked_kernel
 from ._collections import feature_matrices, for_each, fused, kernels_of
 from ._results import TestResult, from_null, rounding, simulate, warn_if_hopeless
 from ._series import block_length
@@ -228,9 +228,7 @@ def block_two_sample_test(
     **Raises:** `ValueError` for samples of different sizes, or fewer than two blocks.
     """
     x, y, pooled = _checked(x, y)
-    kernel = kernel_for(kernel, pooled)
-    kernel.check(pooled, "x and y")
-    warn_of_scale(kernel, pooled, "x and y")
+    kernel = checked_kernel(kernel, pooled, "x and y")
     check_same_size(y, "y", x, "x")
     block = as_count(block_size, "block_size")
     count = size(x) // block

@@ -10,6 +10,7 @@ from ._base import (
     as_kernel,
 )
 from ._defaults import (
+    checked_kernel,
     coordinate_scale,
     default_kernel,
     diagonal,

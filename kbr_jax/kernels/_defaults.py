@@ -12,6 +12,7 @@ from .._checks import (
     as_points,
     check_alike,
     check_finite,
+    evenly,
     is_concrete,
     size,
     take,
@@ -97,7 +98,7 @@ def _bandwidth(
 ) -> Float[Array, "*d"]:
     """The median distance in units of the coordinates: with padding that of the true points."""
     n, known = size(x), None
-    some, weights = _even(n, _POINTS), None if mask is None else mask.astype(x.dtype)
+    some, weights = evenly(n, _POINTS), None if mask is None else mask.astype(x.dtype)
     x = x - jnp.average(x, axis=0, weights=weights)  # keeps digits of points far from 0
     scale = coordinate_scale(x, weights)
     if n < 2:
@@ -129,6 +130,16 @@ def kernel_for(
     return default_kernel(x, mask) if kernel is None else as_kernel(kernel)
 
 
+def checked_kernel(
+    kernel: KernelLike, x: Points, name: str, mask: Bool[Array, " n"] | None = None
+) -> AbstractKernel:
+    """As `kernel_for`; an error where the kernel does not fit the points, and `warn_of_scale`."""
+    kernel = kernel_for(kernel, x, mask)
+    kernel.check(x, name)
+    warn_of_scale(kernel, x, name, mask)
+    return kernel
+
+
 def warn_of_scale(
     kernel: AbstractKernel, x: Points, name: str, mask: Bool[Array, " n"] | None = None
 ) -> None:
@@ -151,7 +162,7 @@ def warn_of_scale(
     if not all(map(is_concrete, jax.tree.leaves((kernel, x)))):
         return
     points, matrix = _of_some(kernel, x)
-    looked, matrix = _even(size(points), _ROWS), np.asarray(matrix)
+    looked, matrix = evenly(size(points), _ROWS), np.asarray(matrix)
     others = matrix[looked[:, None] != np.arange(matrix.shape[1])]
     rows = np.asarray(flat(points))
     spread = np.std(rows, axis=0) * (np.ptp(rows, axis=0) > 0)  # that of a constant may be rounding
@@ -176,7 +187,7 @@ def warn_of_scale(
         warnings.warn(
             f"The kernel of `{name}` {problem}. `kernel=None` takes the median distance in units "
             f"of each coordinate.",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 
@@ -184,7 +195,7 @@ def _check_function(kernel: FunctionKernel, x: Points, name: str) -> None:
     """Raise a `ValueError` for a function that is not a kernel (outside `jit`)."""
     if not all(map(is_concrete, jax.tree.leaves((kernel, x)))):
         return
-    some = take(x, _even(size(x), _ROWS))
+    some = take(x, evenly(size(x), _ROWS))
     values = kernel.gram(some, some)
     matrix = np.asarray(values, float)
     scale = np.abs(matrix).max() * len(matrix) * float(jnp.finfo(values.dtype).eps)
@@ -199,16 +210,11 @@ def _check_function(kernel: FunctionKernel, x: Points, name: str) -> None:
         raise ValueError(f"The function given as kernel of `{name}` {what}.")
 
 
-def _even(count: int, most: int) -> np.ndarray:
-    """At most `most` of `count` indices, at even steps."""
-    return np.linspace(0, count - 1, min(count, most)).astype(int)
-
-
 @eqx.filter_jit
 def _of_some(kernel: AbstractKernel, x: Points) -> tuple[Points, Float[Array, "r m"]]:
     """Some of the points, and the Gram matrix of a few of them with these."""
-    points = take(x, _even(size(x), 2 * _POINTS))
-    return points, kernel.gram(take(points, _even(size(points), _ROWS)), points)
+    points = take(x, evenly(size(x), 2 * _POINTS))
+    return points, kernel.gram(take(points, evenly(size(points), _ROWS)), points)
 
 
 def gram(kernel: KernelLike, x: Points, y: Points | None = None) -> Float[Array, "n m"]:

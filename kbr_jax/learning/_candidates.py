@@ -180,11 +180,6 @@ def judge(
     return jnp.stack([error, jnp.mean(begun), jnp.mean(wrong)]), runs
 
 
-def _fold(folds: Fold, index: int) -> Fold:
-    """One of the folds."""
-    return jax.tree.map(lambda leaf: leaf[index], folds)
-
-
 def judged(setting: Setting, folds: Fold, values: dict, limit: float = np.inf) -> np.ndarray:
     """The three errors `[3]` over all folds.
 
@@ -192,7 +187,7 @@ def judged(setting: Setting, folds: Fold, values: dict, limit: float = np.inf) -
     """
     total, count = np.zeros(3), folds.truth.shape[0]
     for index in range(count):
-        total += np.asarray(judge(setting, _fold(folds, index), values)[0], float)
+        total += np.asarray(judge(setting, take(folds, index), values)[0], float)
         if total[0] > limit * count:
             break
     return total / count
@@ -207,7 +202,7 @@ def _beliefs(setting: Setting, fold: Fold, values: dict) -> Float[Array, "b n"]:
 
 def held_out(setting: Setting, folds: Fold, values: dict) -> tuple[Array, Array]:
     """Errors of all runs `[k, 3, w, l]`, and beliefs from the marginal `[k, b, n]`."""
-    each = [_fold(folds, index) for index in range(folds.truth.shape[0])]
+    each = [take(folds, index) for index in range(folds.truth.shape[0])]
     runs = [judge(setting, fold, values)[1] for fold in each]
     return jnp.stack(runs), jnp.stack([_beliefs(setting, fold, values) for fold in each])
 
@@ -222,7 +217,7 @@ def recovering(setting: Setting, folds: Fold, values: dict) -> Setting:
     lost = float(setting.lost)
     best, limit = setting, (1 - MARGIN) * error
     most = begun + MARGIN * (lost if np.isfinite(lost) else begun)
-    ways = [{"rival": jnp.asarray(RIVALS)}]
+    ways: list[dict[str, Any]] = [{"rival": jnp.asarray(RIVALS)}]
     # A belief that comes back by itself needs no test.
     if wrong > lost and folds.mapped and folds.states.shape[1] >= LEAST:
         ways.append({"cusum": tuple(jnp.asarray(CUSUMS).T)})
@@ -259,7 +254,7 @@ def _judged_options(
     """As `judged`, for all options side by side `[o, 3]`."""
     total, count = np.zeros(()), folds.truth.shape[0]
     for index in range(count):
-        found = _judge_options(setting, options, _fold(folds, index), values)
+        found = _judge_options(setting, options, take(folds, index), values)
         total = total + np.asarray(found, float)
         if np.all(total[:, 0] > limit * count):
             break

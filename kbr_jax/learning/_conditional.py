@@ -8,7 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from .._checks import as_points, as_positive, check_finite, check_same_size, size, take
+from .._checks import (
+    as_points,
+    as_positive,
+    check_finite,
+    check_same_size,
+    evenly,
+    is_real,
+    size,
+    take,
+)
 from .._numerics import matmul
 from .._typing import Array, ArrayLike, Float, Points
 from ..embedding import Embedding, cdf
@@ -23,6 +32,7 @@ from ..kernels import (
     default_kernel,
     gram,
 )
+from ..kernels._base import flat
 from ..rules import ConditionalEmbedding, fit_conditional
 from ..tuning import coverage, leave_out_loss, leave_out_residuals, tune
 from ..tuning._calibration import LEVELS
@@ -155,16 +165,6 @@ def learn_conditional(
     return model, _report(setting, values, few_x, few_y)
 
 
-def evenly(total: int, count: int) -> np.ndarray:
-    """At most `count` of `total` rows, evenly spaced."""
-    return np.linspace(0, total - 1, min(total, count)).astype(int)
-
-
-def is_real(points: Points) -> bool:
-    """Whether points are one array of real numbers."""
-    return isinstance(points, jax.Array) and bool(jnp.issubdtype(points.dtype, jnp.floating))
-
-
 def _tuned(setting: _Setting, x: Points, y: Points, free: dict, fixed: dict) -> dict:
     """Gradient descent from the best candidate, with a bandwidth for each coordinate."""
     start = {name: value for name, value in free.items() if name != BANDWIDTH}
@@ -219,7 +219,7 @@ def _report(setting: _Setting, values: dict, x: Points, y: Points) -> Report:
     summary, notes = compared(scores)
     held = {}
     if is_real(y):
-        held = _covered(np.asarray(weights), _flat(leave_out_residuals(model)), _flat(y))
+        held = _covered(np.asarray(weights), flat(leave_out_residuals(model)), flat(y))
     return Report(
         chosen={name: np.asarray(value) for name, value in values.items()},
         errors=summary,
@@ -242,10 +242,6 @@ def error_note(how: str, name: str, values: Points) -> str:
         )
     words = "Brier scores" if hasattr(values, "dtype") else "energy scores"
     return f"The errors are {words} of pairs that are {how}."
-
-
-def _flat(y: Array) -> Float[Array, "n d"]:
-    return y.reshape(y.shape[0], -1)
 
 
 def central_levels(weights: np.ndarray, values: np.ndarray, truth: np.ndarray) -> np.ndarray:

@@ -8,8 +8,9 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.tree_util import Partial
 
-from .._checks import as_count, as_points, check_finite, check_same_size, size, take
+from .._checks import as_count, as_points, check_finite, check_same_size, evenly, size, take
 from .._typing import Array, Float, Points, PRNGKeyArray
 from ..kernels import AbstractKernel, FeatureMap, default_kernel
 from ..rules import fit_conditional
@@ -30,38 +31,26 @@ class _Parameters(eqx.Module):
     regularizer: Float[Array, ""]
 
 
-class _Loss(eqx.Module):
-    """The held-out energy score of forecasts from features, and what it needs."""
-
-    x: Points
-    y: Points
-    kernel_y: AbstractKernel
-    pairs: int = eqx.field(static=True)
-
-    def __call__(self, parameters: _Parameters, key: PRNGKeyArray) -> Float[Array, ""]:
-        batch = minibatch((self.x, self.y), self.pairs, key=key)
-        first = take(batch, slice(None, self.pairs // 2))
-        second = take(batch, slice(self.pairs // 2, 2 * (self.pairs // 2)))
-        one = _held_out(parameters, self.kernel_y, first, second)
-        return (one + _held_out(parameters, self.kernel_y, second, first)) / 2
-
-
-class _Validation(eqx.Module):
-    """The same score of whole stretches, from all others."""
-
-    known: tuple[Points, Points]
-    held: tuple[Points, Points]
-    kernel_y: AbstractKernel
-
-    def __call__(self, parameters: _Parameters) -> Float[Array, ""]:
-        return _held_out(parameters, self.kernel_y, self.known, self.held)
+def _loss(
+    kernel_y: AbstractKernel,
+    data: tuple[Points, Points],
+    pairs: int,
+    parameters: _Parameters,
+    key: PRNGKeyArray,
+) -> Float[Array, ""]:
+    """The score of either half of a draw of pairs, from the other half."""
+    batch = minibatch(data, pairs, key=key)
+    half = pairs // 2
+    first, second = (take(batch, slice(start, start + half)) for start in (0, half))
+    one = _held_out(kernel_y, first, second, parameters)
+    return (one + _held_out(kernel_y, second, first, parameters)) / 2
 
 
 def _held_out(
-    parameters: _Parameters,
     kernel_y: AbstractKernel,
     known: tuple[Points, Points],
     held: tuple[Points, Points],
+    parameters: _Parameters,
 ) -> Float[Array, ""]:
     """`regression_loss` on held-out pairs of a conditional embedding fitted to the others."""
     kernel = FeatureMap(parameters.map)
@@ -136,17 +125,17 @@ def learn_features(
     kernel_y = default_kernel(y)
     kernel = FeatureMap(map)
     kernel.check(x, "x")
-    validation = _Validation(_few(known), _few(take((x, y), np.flatnonzero(held))), kernel_y)
+    unseen = take((x, y), np.flatnonzero(held))
     if optimizer is None:
         optimizer = optax.adamw(optax.cosine_decay_schedule(1e-3, steps))
     start = _Parameters(map, jnp.asarray(RIDGE, kernel.diagonal(take(x, slice(0, 1))).dtype))
     found = tune(
-        _Loss(known[0], known[1], kernel_y, pairs),
+        Partial(_loss, kernel_y, known, pairs),
         start,
         optimizer,
         num_steps=steps,
         positive=lambda p: p.regularizer,
-        validation=validation,
+        validation=Partial(_held_out, kernel_y, _few(known), _few(unseen)),
         validate_every=min(EVERY, max(1, steps - 1)),
         key=key,
         progress=progress,
@@ -157,5 +146,4 @@ def learn_features(
 
 def _few(pairs: tuple[Any, Any]) -> tuple[Any, Any]:
     """At most `SEEN` pairs, evenly spaced."""
-    total = size(pairs[0])
-    return take(pairs, np.linspace(0, total - 1, min(total, SEEN)).astype(int))
+    return take(pairs, evenly(size(pairs[0]), SEEN))

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._checks import size, take
+from .._checks import evenly, size, take
 from .._typing import Array, Points
 from ..filtering import delay_embedding, transitions
 from ..rules import AbstractConditional
@@ -97,7 +97,7 @@ def split(states: Any, observations: Any) -> list[tuple[list[Sequence], list[Seq
 
 def spread(total: int, count: int) -> np.ndarray:
     """At most `count` of `total` rows, evenly spaced, of a number that blocks divide."""
-    return np.linspace(0, total - 1, in_blocks(min(total, count))).astype(int)
+    return evenly(total, in_blocks(min(total, count)))
 
 
 def distances(first: Any, second: Any) -> np.ndarray:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._checks import as_points, check_finite, check_same_size, size
+from .._checks import as_points, check_finite, check_same_size, evenly, is_real, size
 from .._numerics import matmul
 from .._typing import Array, Float, Point, Points, with_numbers
 from ..embedding import Embedding, cdf, energy_score
@@ -18,7 +18,7 @@ from ..rules import ConditionalEmbedding
 from ..tuning import coverage, fit_bandwidth, leave_out_residuals
 from ..tuning._calibration import LEVELS
 from ..tuning._leave_out import restored_left_out, restored_weights
-from ._conditional import PAIRS, central_levels, evenly, is_real, learn_conditional
+from ._conditional import PAIRS, central_levels, learn_conditional
 from ._report import Report, compared
 
 #: The scale at a point is at least this share of its mean over the sample: regressions of

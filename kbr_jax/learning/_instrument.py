@@ -6,12 +6,11 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 
-from .._checks import as_points, check_finite, check_same_size, size, take
+from .._checks import as_points, check_finite, check_same_size, is_real, size, take
 from .._typing import Array, Float, Points
 from ..causal import InstrumentalRegression, fit_instrument
 from ..kernels import AbstractKernel, Gaussian, default_kernel
 from ..tuning._progress import progress_bar
-from ._conditional import is_real
 from ._folds import spread
 from ._search import search
 

@@ -79,12 +79,6 @@ def _principal_directions(values: np.ndarray) -> np.ndarray:
     return (rows.T @ vectors / sizes if wide else vectors).astype(values.dtype)
 
 
-def leave_blocks_out(model: AbstractConditional, values: Array) -> Array:
-    """Residuals `[n, p]` of points left out in blocks, n as of `in_blocks`."""
-    count = BLOCK if len(values) >= 4 * BLOCK else 1
-    return leave_out_residuals(model, values, num_left_out=count)
-
-
 def in_blocks(n: int) -> int:
     """The largest number of points up to n that blocks divide."""
     return n if n < 4 * BLOCK else n // BLOCK * BLOCK
@@ -126,8 +120,12 @@ def choose_regression(
 def left_out_residuals(
     kernel: AbstractKernel, ridge: Array, x: Points, values: Array
 ) -> Float[Array, "n p"]:
-    """Residuals of blocks left out, of the ridge regression from x to the values."""
-    return leave_blocks_out(regression((kernel, ridge), x, values), values)
+    """Residuals of blocks left out, of the ridge regression from x to the values.
+
+    n is as of `in_blocks`.
+    """
+    count = BLOCK if len(values) >= 4 * BLOCK else 1
+    return leave_out_residuals(regression((kernel, ridge), x, values), values, num_left_out=count)
 
 
 def fit_discriminant_map(

@@ -8,7 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from .._checks import as_points, as_positive, check_alike, check_finite, check_same_size, size, take
+from .._checks import (
+    as_points,
+    as_positive,
+    check_alike,
+    check_finite,
+    check_same_size,
+    is_real,
+    size,
+    take,
+)
 from .._numerics import matmul
 from .._typing import Array, Float, Point, Points, with_numbers
 from ..embedding import Embedding, normalized
@@ -26,7 +35,6 @@ from ._conditional import (
     central_levels,
     energy_scores,
     error_note,
-    is_real,
     neighbors,
 )
 from ._folds import distances, spread

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._checks import is_real
 from .._numerics import HIGHEST, safe_sqrt
 from .._typing import Array, Float, Points
 from ..embedding import Embedding, credible_level
@@ -122,7 +123,7 @@ def regressions(folds: Any, decode: Callable[[Embedding], Any] | None) -> dict[s
         (MEMORYLESS, folds.seen(folds.codes), folds.seen(folds.queries)),
         (f"ridge regression, last {WINDOW}", folds.history, folds.query_history),
     ):
-        if not (isinstance(train, jax.Array) and jnp.issubdtype(train.dtype, jnp.floating)):
+        if not is_real(train):
             continue
         kernel, ridge = _choose_regression(train[0], folds.states[0])
 

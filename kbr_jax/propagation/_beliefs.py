@@ -3,6 +3,7 @@ r"""Beliefs, $B(x_s) \propto p^*(x_s) \prod_{t \in \Gamma_s} m_{ts}(x_s)$.
 Read off messages at a sample or on a grid.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -260,7 +261,8 @@ def _read(
     rows = jnp.concatenate([*rows, jnp.ones((1, size(points)), model.dtype)])
     row_of[slots.count] = start
     table = row_of[slots.arrivals(graph.hidden)]
-    total = known_values(model, evidence, points, node_types, rows.dtype)
+    supports = dict.fromkeys(node_types, points)
+    total = known_values(model, evidence, supports, size(points), rows.dtype)
     watched = evidence_rows(
         model,
         evidence,
@@ -294,23 +296,16 @@ def _marginal(
     ]
     return jnp.stack(
         map_alike(
-            _Densities(points),
+            functools.partial(_densities, points),
             [(k, model.samples[i]) for k, i in zip(kernels, node_types, strict=True)],
         )
     )
 
 
-class _Densities(eqx.Module):
-    """Kernel densities of stacked samples at common points, `[G, p]`, up to a factor for each."""
-
-    points: Points
-
-    def __call__(self, items: tuple[AbstractKernel, Points]) -> Float[Array, "G p"]:
-        return _densities(self.points, items)
-
-
 @eqx.filter_jit
 def _densities(points: Points, items: tuple[AbstractKernel, Points]) -> Float[Array, "G p"]:
+    """Kernel densities of stacked samples at common points, up to a factor for each."""
+
     def one(item: tuple[AbstractKernel, Points]) -> Float[Array, " p"]:
         kernel, sample = item
         gram: Callable[..., Array] = kernel.gram

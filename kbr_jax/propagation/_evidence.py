@@ -76,7 +76,7 @@ def local_factors(
     local = product(
         jnp.ones((len(hidden), model.width), rows.dtype), lambda index: rows[index], table
     )
-    return local * _known(
+    return local * known_values(
         model, evidence, dict(enumerate(model.supports)), model.width, local.dtype
     )
 
@@ -137,19 +137,9 @@ def _encode(features: AbstractFeatures, points: Points) -> Float[Array, "G w r"]
 
 
 def known_values(
-    model: PropagationModel,
-    evidence: Evidence,
-    points: Points,
-    node_types: tuple[int, ...],
-    dtype: Any,
-) -> Float[Array, "N p"]:
-    """The product of the known likelihoods of hidden nodes of some types at common points."""
-    return _known(model, evidence, dict.fromkeys(node_types, points), size(points), dtype)
-
-
-def _known(
     model: PropagationModel, evidence: Evidence, supports: dict[int, Points], width: int, dtype: Any
-) -> Array:
+) -> Float[Array, "N p"]:
+    """The product of the known likelihoods of hidden nodes, at the points of each node type."""
     graph = model.graph
     total = jnp.ones((len(graph.hidden), width), dtype)
     for known in evidence.likelihoods:

@@ -39,12 +39,12 @@ class Layout(eqx.Module):
     @functools.cached_property
     def message_slots(self) -> "Slots":
         """Slots of the messages between hidden nodes."""
-        return Slots(self.graph, self.messages, directed_edges(self.graph)[0])
+        return Slots(self.messages, directed_edges(self.graph)[0])
 
     @functools.cached_property
     def evidence_slots(self) -> "Slots":
         """Slots of the messages from observed nodes."""
-        return Slots(self.graph, self.evidence, directed_edges(self.graph)[1])
+        return Slots(self.evidence, directed_edges(self.graph)[1])
 
     @functools.cached_property
     def incoming(self) -> np.ndarray:
@@ -81,9 +81,7 @@ class Slots:
     -1.
     """
 
-    def __init__(
-        self, graph: PairwiseGraph, groups: tuple[tuple[int, ...], ...], directed: dict[int, list]
-    ):
+    def __init__(self, groups: tuple[tuple[int, ...], ...], directed: dict[int, list]):
         self.blocks: list[np.ndarray] = []
         self.entries: list[tuple[int, int, int]] = []
         start = 0
@@ -102,7 +100,6 @@ class Slots:
         for source, target, slot in self.entries:
             self.sources[slot], self.targets[slot] = source, target
             self.into.setdefault(target, []).append((slot, source))
-        self.num_nodes = graph.num_nodes
 
     def arrivals(self, nodes: np.ndarray) -> np.ndarray:
         """The slots of all messages to each node, filled up with the row of ones."""

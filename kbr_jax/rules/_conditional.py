@@ -33,7 +33,7 @@ from ..features import (
     fit_features,
     lazy_gram,
 )
-from ..kernels import KernelLike, TensorProduct, kernel_for, warn_of_scale
+from ..kernels import KernelLike, TensorProduct, checked_kernel
 from ._model import (
     AbstractConditional,
     AbstractEmission,
@@ -246,11 +246,8 @@ def fit_conditional(
             )
     x, y = in_one_precision(without_padding(x, mask), without_padding(y, mask))
     x, y = check_finite(x, "x"), check_finite(y, "y")
-    kernel_x, kernel_y = kernel_for(kernel_x, x, mask), kernel_for(kernel_y, y, mask)
-    kernel_x.check(x, "x")
-    kernel_y.check(y, "y")
-    warn_of_scale(kernel_x, x, "x", mask)
-    warn_of_scale(kernel_y, y, "y", mask)
+    kernel_x = checked_kernel(kernel_x, x, "x", mask)
+    kernel_y = checked_kernel(kernel_y, y, "y", mask)
     dtype = precision_of(x, y)
     if solver is None:
         features_x = fit_features(kernel_x, x, landmarks_x, mask)

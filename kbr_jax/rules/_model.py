@@ -299,16 +299,26 @@ class AbstractConditional(AbstractEmission):
         self, observations: Points, observed: ArrayLike | None, name: str = "observations"
     ) -> tuple[Any, Array]:
         """See `AbstractEmission`."""
-        features = self.features_y
-        observations = as_points(observations, name)
-        check_alike(observations, name, features.points, "training observations")
-        features.kernel.check(observations, name)
-        observed = as_mask(observed, size(observations), "observed")
-        filled = fill(like(observations, features.points), observed, take(features.points, 0))
-        codes = features.coordinates(filled)
-        # The shares of tiny similarities would make a belief as sure as those of large ones.
-        codes = jnp.where(features.beyond_reach(codes, filled)[:, None], 0, codes)
+        codes, observed, _ = observed_coordinates(self.features_y, observations, observed, name)
         return codes.astype(self.features_x.dtype), observed
+
+
+def observed_coordinates(
+    features: AbstractFeatures, observations: Points, observed: ArrayLike | None, name: str
+) -> tuple[Float[Array, "m r"], Bool[Array, " m"], Bool[Array, " m"]]:
+    """Coordinates of observations, which are observed, and which the training data do not reach.
+
+    The coordinates of those are 0: the shares of tiny similarities would make a belief as sure as
+    those of large ones.
+    """
+    observations = as_points(observations, name)
+    check_alike(observations, name, features.points, "training observations")
+    features.kernel.check(observations, name)
+    observed = as_mask(observed, size(observations), "observed")
+    filled = fill(like(observations, features.points), observed, take(features.points, 0))
+    codes = features.coordinates(filled)
+    lost = features.beyond_reach(codes, filled)
+    return jnp.where(lost[:, None], 0, codes), observed, lost
 
 
 def prior_coordinates(features: AbstractFeatures, prior: Embedding) -> Float[Array, "m p"]:
@@ -319,23 +329,12 @@ def prior_coordinates(features: AbstractFeatures, prior: Embedding) -> Float[Arr
     return features.coordinates(like(prior.points, features.points))
 
 
-def prior_mean(model: AbstractEmission, prior: Embedding) -> Float[Array, "*b p"]:
-    """Coordinates of a prior over X."""
-    coordinates = prior_coordinates(model.features_x, prior)
-    return matmul(prior.weights.astype(coordinates.dtype), coordinates)
-
-
 def prior_weights(model: AbstractEmission, prior: Embedding) -> Float[Array, "*b n"]:
     r"""Weights $w = (G + n \lambda I)^{-1} \tilde G \alpha$ that a prior puts on the training
     pairs.
     """
-    return model.weights(prior_mean(model, prior))
-
-
-def single_prior_mean(model: AbstractEmission, prior: Embedding) -> Float[Array, " p"]:
-    """Coordinates of one prior over X; a `ValueError` for a batch."""
-    check_unbatched(prior, "prior")
-    return prior_mean(model, prior)
+    coordinates = prior_coordinates(model.features_x, prior)
+    return model.weights(matmul(prior.weights.astype(coordinates.dtype), coordinates))
 
 
 def single_prior_weights(model: AbstractEmission, prior: Embedding) -> Float[Array, " n"]:
@@ -343,7 +342,8 @@ def single_prior_weights(model: AbstractEmission, prior: Embedding) -> Float[Arr
 
     Inside `jit` the prior is not looked at.
     """
-    weights = model.weights(single_prior_mean(model, prior))
+    check_unbatched(prior, "prior")
+    weights = prior_weights(model, prior)
     total, sizes = jnp.sum(prior.weights), jnp.sum(jnp.abs(prior.weights))
     if not all(map(is_concrete, (weights, total))):
         return weights

@@ -66,7 +66,10 @@ def read_checkpoint(
 
 def check_course(path, written: Any, again: Any, count: int) -> None:
     """Raise a `ValueError` unless the first steps that were written are those of this run."""
-    before, now = ([h.loss[:count], *_validation(h, count)] for h in (written, again))
+    before, now = (
+        [part[:count] for part in (h.loss, h.validation) if part is not None]
+        for h in (written, again)
+    )
     if len(before) != len(now) or not all(
         bool(jnp.allclose(a, b, rtol=1e-3, atol=0, equal_nan=True))
         for a, b in zip(before, now, strict=True)
@@ -79,10 +82,6 @@ def check_course(path, written: Any, again: Any, count: int) -> None:
 
 def _same_key(a: Array, b: Array) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and bool(jnp.all(a == b))
-
-
-def _validation(history: Any, count: int) -> list[Array]:
-    return [] if history.validation is None else [history.validation[:count]]
 
 
 def _named_leaves(state: Any) -> list[tuple[str, Array]]:

@@ -20,6 +20,7 @@ from .._checks import (
     check_same_size,
     fill,
     is_concrete,
+    is_real,
     size,
 )
 from .._numerics import matmul, safe_sqrt
@@ -63,7 +64,7 @@ def regression_loss(
 
 def measuring(kernel_y: AbstractKernel, y: Points, weights: Array | None = None) -> AbstractKernel:
     """The kernel of an error where none is given: `Energy` on y, or the model's own."""
-    if not (isinstance(y, jax.Array) and jnp.issubdtype(y.dtype, jnp.floating)):
+    if not is_real(y):
         return kernel_y
     return Energy(*_center_and_scale(y, weights))
 
