@@ -148,9 +148,21 @@ def is_real(points: Points) -> bool:
     return isinstance(points, jax.Array) and bool(is_float(points))
 
 
-def evenly(total: int, count: int) -> np.ndarray:
-    """At most `count` of `total` rows, evenly spaced."""
-    return np.linspace(0, total - 1, min(total, count)).astype(int)
+def same(a: Any, b: Any) -> bool:
+    """Whether two trees have one structure and shapes, and equal numbers where these are known."""
+    if jax.tree.structure(a) != jax.tree.structure(b):
+        return False
+    pairs = list(zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+    return all(np.shape(x) == np.shape(y) for x, y in pairs) and all(
+        x is y or np.array_equal(x, y) for x, y in pairs if is_concrete(x) and is_concrete(y)
+    )
+
+
+def check_choice(value: Any, name: str, *known: str) -> None:
+    """Raise a `ValueError` for a word that is not one of the known."""
+    if value not in known:
+        words = ", ".join(map(repr, known))
+        raise ValueError(f"`{name}` must be one of {words}, got {value!r}.")
 
 
 def like(points: Points, reference: Points) -> Points:

@@ -82,12 +82,12 @@ def _solve_both(upper: Float[Array, "n n"], b: Float[Array, "n k"]) -> Float[Arr
 
 upper_factor = one_at_a_time(_upper)
 solve_factored = one_at_a_time(_solve_both, columns=True)
-solve_upper = one_at_a_time(lambda upper, b: _solve_upper(upper, b, False), columns=True)
 _solve_general = one_at_a_time(jnp.linalg.solve, columns=True)
 _solve_triangular = {
     transpose: one_at_a_time(lambda u, b, t=transpose: _solve_upper(u, b, t), columns=True)
     for transpose in (False, True)
 }
+solve_upper = _solve_triangular[False]
 _eigh = one_at_a_time(lambda matrix: tuple(jnp.linalg.eigh(matrix)))
 _svd = one_at_a_time(lambda matrix: tuple(jnp.linalg.svd(matrix, full_matrices=False)))
 _determinant = one_at_a_time(jnp.linalg.det)

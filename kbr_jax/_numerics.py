@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from ._typing import Array, Bool, Float, Inexact
@@ -23,6 +24,11 @@ _DIRECT_DIMENSIONS = 16
 
 
 _Function = TypeVar("_Function", bound=Callable)
+
+
+def evenly(total: int, count: int) -> np.ndarray:
+    """At most `count` of `total` rows, evenly spaced."""
+    return np.linspace(0, total - 1, min(total, count)).astype(int)
 
 
 def one_program(function: _Function, **options: Any) -> _Function:

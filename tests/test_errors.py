@@ -174,7 +174,7 @@ CASES = {
     ),
     "bandwidth of other size": (
         lambda: kbr.gram(kbr.Gaussian(jnp.ones(2)), Y),
-        r"bandwidths of shape \(2,\), but a point of `x` has shape \(3,\)",
+        r"bandwidth of .* has shape \(2,\), but a point of `x` has shape \(3,\)",
     ),
     "a column of kernel values": (
         lambda: kbr.embed(lambda a, b: jnp.exp(-((a - b) ** 2)), X),
@@ -351,7 +351,7 @@ CASES = {
     ),
     "centered estimator": (
         lambda: kbr.condition_centered(MODEL, X, estimator="b"),
-        "`estimator` must be 'affine' or 'song2009', got 'b'",
+        "`estimator` must be one of 'affine', 'song2009', got 'b'",
     ),
     "cross covariance": (
         lambda: kbr.rules.conditional_cross_covariance(MODEL, X),
@@ -600,7 +600,7 @@ CASES = {
     "2009 one pair": (lambda: fit_simple(X[:2], Y[:1]), "at least two states and 2 observations"),
     "2009 estimator": (
         lambda: fit_simple(estimator="b"),
-        "`estimator` must be 'affine' or 'song2009', got 'b'",
+        "`estimator` must be one of 'affine', 'song2009', got 'b'",
     ),
     "2009 landmarks": (
         lambda: fit_simple(landmarks_states=3),
@@ -663,7 +663,7 @@ CASES = {
     ),
     "form": (
         lambda: fit_dynamics([X, X], form="last"),
-        '`form` must be "next" or "change", got \'last\'',
+        "`form` must be one of 'next', 'change', got 'last'",
     ),
     "length of times": (
         lambda: fit_dynamics([X, X], times=jnp.arange(3.0), form="change"),
@@ -730,7 +730,7 @@ CASES = {
     ),
     "herding rule": (
         lambda: kbr.herd(PRIOR, num_points=2, rule="best"),
-        "`rule` must be one of greedy, .*got 'best'",
+        "`rule` must be one of 'greedy', .*got 'best'",
     ),
     "herding batch": (
         lambda: kbr.herd(BATCH, num_points=2),

@@ -160,7 +160,6 @@ CASES = {
         kbr.Polynomial(3, 0.5, 2.0),
         kbr.RationalQuadratic(1.0, 0.3),
         kbr.Delta(),
-        kbr.Delta("float32"),
         kbr.Precomputed(jnp.eye(3)),
     ],
     "composed kernel": lambda: 2.0 * (G + kbr.Laplace(1.0) * kbr.Linear()),

@@ -19,7 +19,7 @@ from .._lapack import eigh
 from .._numerics import matmul
 from .._solves import psd_solve
 from .._typing import Array, Bool, Float, Int, Points
-from ..features import AbstractFeatureMap, fit_features
+from ..features import AbstractFeatureMap, fit_features, masked_rows
 from ..kernels import AbstractKernel, FeatureMap
 
 #: Ridges, in units of the mean of the kernel's diagonal.
@@ -121,16 +121,13 @@ class Stage(eqx.Module):
         """What the regression predicts of its own points, in folds if `cross_fit`."""
         if cross_fit:
             return cross_fitted(features, targets, self.regularizer)
-        found = self.fit.predict(features.matrix, targets)
-        return found if features.mask is None else jnp.where(features.mask[:, None], found, 0)
+        return masked_rows(self.fit.predict(features.matrix, targets), features.mask)
 
 
 def smoother(features: AbstractFeatureMap) -> Smoother:
     """Turn the features of a sample to their principal axes. Cost O(n r^2 + r^3)."""
     share, center = features.uniform, features.mean_coordinates()
-    rows = features.matrix - center
-    if features.mask is not None:
-        rows = jnp.where(features.mask[:, None], rows, 0)
+    rows = masked_rows(features.matrix - center, features.mask)
     values, axes = eigh(matmul(rows.T, rows))
     unit = jnp.sum(features.matrix**2) * jnp.max(share)
     return Smoother(matmul(rows, axes), jnp.maximum(values, 0), center, axes, share, unit)

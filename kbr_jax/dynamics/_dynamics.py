@@ -5,13 +5,13 @@ Everything here is linear algebra on the T x T Gram matrix G of the embeddings; 
 vector of T coefficients.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from .._checks import as_count, as_float, as_non_negative, as_positive
+from .._checks import as_count, as_float, as_non_negative, as_positive, check_choice
 from .._lapack import pseudo_inverse
 from .._numerics import matmul, safe_sqrt
 from .._typing import Array, ArrayLike, Float
@@ -103,7 +103,7 @@ def fit_dynamics(
             f"The Gram matrix of the sets has shape {gram.shape}; dynamics need at least two sets, "
             "one step from each to the next."
         )
-    form = as_form(form)
+    check_choice(form, "form", "next", "change")
     gammas = as_step_weights(step_weights, gram)
     intervals = _intervals(times, gram.shape[0], form).astype(gram.dtype)
     if regularizer is not None:
@@ -140,11 +140,13 @@ def as_step_weights(
     return gammas.astype(gram.dtype)
 
 
-def as_form(form: Any) -> Literal["next", "change"]:
-    """What is regressed on an embedding: the next one, or the change to it."""
-    if form not in ("next", "change"):
-        raise ValueError(f'`form` must be "next" or "change", got {form!r}.')
-    return form
+def sets_of(model: DistributionDynamics) -> SampleSequence:
+    """The sampled sets that the dynamics were fitted to."""
+    if model.sets is None:
+        raise ValueError(
+            "These dynamics were fitted to a Gram matrix: they hold no `sets` to use a kernel on."
+        )
+    return model.sets
 
 
 def _intervals(times: ArrayLike | None, count: int, form: str) -> Float[Array, " t"]:
@@ -187,9 +189,9 @@ def apply_dynamics(model: DistributionDynamics, embedding: Embedding) -> Float[A
     ("next"), or of the change in one unit of time ("change"; $\mu$ itself has none). Cost O(T n m
     d) for m points of the embedding. **Raises:** `ValueError` for a model without `sets`.
     """
-    if model.sets is None:
-        raise ValueError("These dynamics were fitted to a Gram matrix: they hold no `sets`.")
-    one = combine(model.kernel, model.sets, jnp.eye(model.gram.shape[0], dtype=model.gram.dtype))
+    one = combine(
+        model.kernel, sets_of(model), jnp.eye(model.gram.shape[0], dtype=model.gram.dtype)
+    )
     products = jax.vmap(lambda w: inner(Embedding(one.kernel, one.points, w), embedding))
     values = jnp.moveaxis(products(one.weights), 0, -1)
     rates = matmul(values[..., :-1], model.coefficients.T) / model.intervals

@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._checks import as_count, as_non_negative, is_concrete
+from .._checks import as_count, as_non_negative, check_choice, is_concrete
 from .._numerics import matmul
 from .._typing import Array, ArrayLike, Float
 from ..embedding import normalized
 from ..kernels import KernelLike, as_kernel
-from ._dynamics import DistributionDynamics, advance, as_form, as_step_weights, coefficient_matrix
-from ._sets import SampleSequence, embedding_gram
+from ._dynamics import DistributionDynamics, advance, as_step_weights, coefficient_matrix, sets_of
+from ._sets import embedding_gram
 
 #: Steps of times that differ by a smaller share count as equal: times are rounded.
 _EQUAL_STEPS = 1e-3
@@ -43,7 +43,8 @@ def refit_dynamics(
     if regularizer is not None:
         ridge = as_non_negative(regularizer, "regularizer", scalar=True).astype(gram.dtype)
     gammas = model.step_weights if step_weights is None else as_step_weights(step_weights, gram)
-    form = as_form(form or model.form)
+    form = form or model.form
+    check_choice(form, "form", "next", "change")
     if form == "next" and is_concrete(model.intervals):
         steps = np.asarray(model.intervals)
         if np.ptp(steps) > _EQUAL_STEPS * np.max(steps):
@@ -79,14 +80,8 @@ def _reference(model: DistributionDynamics, kernel: KernelLike | None) -> Float[
     return (
         model.gram
         if kernel is None
-        else embedding_gram(as_kernel(kernel), _sets(model)).astype(model.gram.dtype)
+        else embedding_gram(as_kernel(kernel), sets_of(model)).astype(model.gram.dtype)
     )
-
-
-def _sets(model: DistributionDynamics) -> SampleSequence:
-    if model.sets is None:
-        raise ValueError("These dynamics were fitted to a Gram matrix: give no `kernel`.")
-    return model.sets
 
 
 def _squares(residuals: Float[Array, "m T"], gram: Float[Array, "T T"]) -> Float[Array, " m"]:

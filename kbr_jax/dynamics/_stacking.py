@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from .._checks import as_count
+from .._checks import as_count, check_choice
 from .._numerics import HIGHEST, matmul, safe_divide
 from .._typing import Array, Float, with_numbers
 from ..embedding import Embedding, normalized
-from ._dynamics import DistributionDynamics, advance, forecast_coefficients, noise_ridge
+from ._dynamics import DistributionDynamics, advance, forecast_coefficients, noise_ridge, sets_of
 from ._selection import intervals_of, left_out_predictions, refitted, rolling_origin_predictions
 from ._sets import combine, mean_noise
 
@@ -118,15 +118,12 @@ def extrapolate(
     >>> bool(kbr.mean(future) > sets[-1].mean())
     True
     """
-    if estimator not in ("stacked", "ridge"):
-        raise ValueError(f"`estimator` must be 'stacked' or 'ridge', got {estimator!r}.")
+    check_choice(estimator, "estimator", "stacked", "ridge")
     if estimator == "stacked":
         coefficients = stacked_forecast(model, steps).coefficients
     else:
         coefficients = forecast_coefficients(model, steps)[-1]
-    if model.sets is None:
-        raise ValueError("These dynamics were fitted to a Gram matrix: they hold no `sets`.")
-    return combine(model.kernel, model.sets, coefficients)
+    return combine(model.kernel, sets_of(model), coefficients)
 
 
 @eqx.filter_jit

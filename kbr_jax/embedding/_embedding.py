@@ -8,7 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._checks import as_batch, as_points, as_weights, check_alike, check_finite, is_concrete, size
+from .._checks import (
+    as_arrays,
+    as_batch,
+    as_points,
+    as_weights,
+    check_alike,
+    check_finite,
+    same,
+    size,
+)
 from .._numerics import HIGHEST, matmul, one_program, safe_sqrt
 from .._typing import Array, ArrayLike, Float, Point, PointFunction, Points, with_numbers
 from ..kernels import AbstractKernel, KernelLike, gram_matvec, kernel_for
@@ -86,6 +95,22 @@ def check_unbatched(embedding: Embedding, name: str) -> None:
         )
 
 
+def one_each(embedding: Embedding, points: Point | Points) -> Points:
+    """One point for each embedding of a batch, or of one that is none, as a batch."""
+    if embedding.weights.ndim > 2:
+        raise ValueError("Give weights `[n]` or `[b, n]`; use `jax.vmap` for more axes.")
+    count = 1 if embedding.weights.ndim == 1 else len(embedding.weights)
+    if embedding.weights.ndim == 1:
+        points = jax.tree.map(lambda leaf: leaf[None], as_arrays(points, "points"))
+    points = as_points(points, "points")
+    check_alike(points, "points", embedding.points, "embedding.points")
+    if size(points) != count:
+        raise ValueError(
+            f"`points` must hold one point for each of {count} embeddings, got {size(points)}."
+        )
+    return points
+
+
 def evaluate(embedding: Embedding, points: Point | Points) -> Float[Array, "..."]:
     r"""Values $\mu(z) = \sum_i w_i k(x_i, z)$ at one point or m points `[m, ...]`; cost O(n m d).
 
@@ -139,12 +164,7 @@ def check_one_space(p: Embedding, q: Embedding) -> None:
     check_embedding(p, "p")
     check_embedding(q, "q")
     check_alike(q.points, "q.points", p.points, "p.points")
-    leaves = [jax.tree.leaves(e.kernel) for e in (p, q)]
-    same = jax.tree.structure(p.kernel) == jax.tree.structure(q.kernel)
-    for a, b in zip(*leaves, strict=True) if same else ():
-        if a is not b and is_concrete(a) and is_concrete(b):
-            same = same and np.shape(a) == np.shape(b) and bool(np.all(np.asarray(a) == b))
-    if not same:
+    if not same(p.kernel, q.kernel):
         raise ValueError(
             f"The embeddings have different kernels, {p.kernel} and {q.kernel}: they are not in "
             "one RKHS. Embed both with one kernel."

@@ -2,13 +2,12 @@
 
 import math
 
-import jax
 import jax.numpy as jnp
 
-from .._checks import as_arrays, as_points, as_positive, check_alike
+from .._checks import as_positive
 from .._numerics import matmul
 from .._typing import Array, ArrayLike, Float, Points
-from ._embedding import Embedding
+from ._embedding import Embedding, one_each
 
 
 def credible_level(
@@ -33,18 +32,10 @@ def credible_level(
 
     **Raises:** `ValueError` for points of another kind or number.
     """
-    single = embedding.weights.ndim == 1
-    if single:
-        points = jax.tree.map(lambda leaf: leaf[None], as_arrays(points, "points"))
-    points = as_points(points, "points")
-    check_alike(points, "points", embedding.points, "embedding.points")
+    points = one_each(embedding, points)
     embedding.kernel.check(points, "points")
-    if embedding.weights.ndim > 2:
-        raise ValueError("Beliefs are weights `[n]` or `[b, n]`; use `jax.vmap` for more axes.")
     tau = as_positive(temperature, "temperature", scalar=True)
     positive = jnp.maximum(jnp.atleast_2d(embedding.weights), 0)
-    if positive.shape[0] != jax.tree.leaves(points)[0].shape[0]:
-        raise ValueError(f"`points` must hold one point for each of {positive.shape[0]} beliefs.")
     # Powers of weights relative to the largest cannot all underflow. 0/0 marks a missing belief.
     relative = positive / jnp.max(positive, axis=1, keepdims=True)
     shares = jnp.where(relative > 0, relative, 0) ** (1 / tau.astype(relative.dtype))
@@ -58,4 +49,4 @@ def credible_level(
     slack = 4 * eps * math.sqrt(n) * jnp.max(jnp.abs(own), axis=1, keepdims=True)
     levels = jnp.sum(jnp.where(own > at[:, None] + slack, shares, 0), axis=1)
     levels = jnp.where(jnp.isnan(at), jnp.nan, levels)
-    return levels[0] if single else levels
+    return levels[0] if embedding.weights.ndim == 1 else levels

@@ -4,11 +4,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._checks import as_arrays, as_points, check_alike, size
 from .._typing import Array, ArrayLike, Float, Point, Points
 from ..kernels import Energy, gram_matvec
 from ._densities import bandwidths, equal, is_label, log_volume, probabilities, real_rows
-from ._embedding import Embedding, normalized
+from ._embedding import Embedding, normalized, one_each
 from ._quantiles import unknown
 
 
@@ -25,7 +24,7 @@ def energy_score(embedding: Embedding, points: Point | Points) -> Float[Array, "
     **Returns:** a scalar or `[b]`. NaN as `quantile`. Cost O(n^2 (b + d)), memory O(b n).
     **Raises:** `ValueError` for points of another kind or number, and for labels.
     """
-    rows, weights = _one_each(embedding, points)
+    rows, weights = one_each(embedding, points), normalized(jnp.atleast_2d(embedding.weights))
     atoms = embedding.points
     if is_label(atoms):
         raise ValueError("The energy score measures distances of real points: use `log_score`.")
@@ -49,7 +48,7 @@ def log_score(
     **Returns:** a scalar or `[b]`, infinite where the density is 0. Cost O(b n d). **Raises:**
     `ValueError` as `density` and for another number of points.
     """
-    rows, _ = _one_each(embedding, points)
+    rows = one_each(embedding, points)
     shares = probabilities(embedding).reshape(-1, embedding.weights.shape[-1])
     if is_label(embedding.points):
         logs = jnp.log(jnp.sum(jnp.where(equal(embedding.points, rows).T, shares, 0), axis=1))
@@ -74,20 +73,3 @@ def _log_densities(
         return jax.nn.logsumexp(powers, b=share) - log_volume(width)
 
     return lax.map(one, (shares, points, widths))
-
-
-def _one_each(embedding: Embedding, points: Point | Points) -> tuple[Points, Float[Array, "b n"]]:
-    """One point for each forecast, as a batch, and weights of sum 1."""
-    if embedding.weights.ndim > 2:
-        raise ValueError("Scores take weights `[n]` or `[b, n]`; use `jax.vmap` for more axes.")
-    if embedding.weights.ndim == 1:
-        points = jax.tree.map(lambda leaf: leaf[None], as_arrays(points, "points"))
-    points = as_points(points, "points")
-    check_alike(points, "points", embedding.points, "embedding.points")
-    weights = jnp.atleast_2d(embedding.weights)
-    if size(points) != len(weights):
-        raise ValueError(
-            f"`points` must hold one point for each of {len(weights)} forecasts, got "
-            f"{size(points)}."
-        )
-    return points, normalized(weights)

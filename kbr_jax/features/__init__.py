@@ -9,6 +9,7 @@ from ._features import (
     DenseGram,
     checked_coordinates,
     dense_gram,
+    masked_rows,
 )
 from ._fourier import FourierFeatures, RandomFourier, fourier_features, random_fourier
 from ._iterative import ConjugateGradient, ConjugateGradientFactor, LazyGram, SolveReport, lazy_gram

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from .._checks import (
     as_regularizer,
+    check_choice,
     in_precision,
     precision_of,
 )
@@ -19,7 +20,6 @@ from ..kernels import AbstractKernel, DirectSum, KernelLike, kernel_for
 from ..rules import (
     ConditionalEmbedding,
     centered_weights,
-    check_centered,
     observed_coordinates,
     single_prior_weights,
 )
@@ -163,7 +163,7 @@ def fit_conditional_embedding_filter(
 
     Cost O(n^3) exact, O(n r^2) with landmarks. **Raises:** `ValueError` as `fit_filter`.
     """
-    check_centered(estimator)
+    check_choice(estimator, "estimator", "affine", "song2009")
     if (landmarks_states is None) != (landmarks_observations is None):
         raise ValueError("Give landmarks for both states and observations, or for neither.")
     data = as_transitions(states, observations, successors, 1, mask)

@@ -10,15 +10,14 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from .._checks import (
     as_points,
     check_alike,
     check_same_size,
     in_precision,
-    is_concrete,
     like,
+    same,
     size,
 )
 from .._numerics import matmul
@@ -179,9 +178,7 @@ def _check_same_states(points: Points, states: Points) -> None:
     """A shift needs the successor of each state of the emission."""
     check_alike(points, "the states of `transition`", states, "those of `emission`")
     check_same_size(points, "the states of `transition`", states, "those of `emission`")
-    pairs = list(zip(jax.tree.leaves(points), jax.tree.leaves(states), strict=True))
-    concrete = [(a, b) for a, b in pairs if is_concrete(a) and is_concrete(b)]
-    if not all(np.array_equal(a, b) for a, b in concrete):
+    if not same(points, states):
         raise ValueError(
             "With `shift` the transition must be fitted to the states of `emission`, in their "
             "order: each weight moves on to the successor of its own state."

@@ -10,7 +10,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jax import lax
 
-from .._checks import as_count, as_points, check_alike, check_finite, take
+from .._checks import as_count, as_points, check_alike, check_choice, check_finite, take
 from .._lapack import cholesky, triangular_solve
 from .._numerics import jitter, matmul
 from .._typing import Array, Bool, Float, Int, Points, with_numbers
@@ -87,8 +87,7 @@ def herd(
     """
     check_unbatched(embedding, "embedding")
     check_finite(embedding.weights, "embedding.weights")
-    if rule not in get_args(Rule):
-        raise ValueError(f"`rule` must be one of {', '.join(get_args(Rule))}; got {rule!r}.")
+    check_choice(rule, "rule", *get_args(Rule))
     kernel = embedding.kernel
     points = embedding.points if candidates is None else as_points(candidates, "candidates")
     check_alike(points, "candidates", embedding.points, "embedding.points")

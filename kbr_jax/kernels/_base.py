@@ -54,6 +54,15 @@ def check_integer(x: Points, name: str, kernel: str) -> None:
         )
 
 
+def check_per_coordinate(x: Array, name: str, kernel: str, what: str, value: Array) -> None:
+    """A parameter is a scalar, or has the shape of a point."""
+    if value.ndim and value.shape != x.shape[1:]:
+        raise ValueError(
+            f"The {what} of {kernel} has shape {value.shape}, but a point of `{name}` has shape "
+            f"{x.shape[1:]}; give one number, or one per coordinate."
+        )
+
+
 def flat(x: Points) -> Float[Array, "n d"]:
     """A sample of arrays as rows of coordinates."""
     leaf = jax.tree.leaves(x)[0]

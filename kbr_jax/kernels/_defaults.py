@@ -12,13 +12,12 @@ from .._checks import (
     as_points,
     check_alike,
     check_finite,
-    evenly,
     is_concrete,
     size,
     take,
     without_padding,
 )
-from .._numerics import safe_sqrt
+from .._numerics import evenly, safe_sqrt
 from .._typing import Array, ArrayLike, Bool, Float, Int, Points
 from ._base import AbstractKernel, FunctionKernel, KernelLike, as_kernel, flat
 from ._families import Delta

@@ -8,7 +8,14 @@ import jax.numpy as jnp
 from .._checks import as_count, as_float, as_positive
 from .._numerics import matmul, safe_divide, safe_sqrt, squared_distances
 from .._typing import Array, Float, Point, Points
-from ._base import AbstractKernel, check_histogram, check_integer, check_real, flat
+from ._base import (
+    AbstractKernel,
+    check_histogram,
+    check_integer,
+    check_per_coordinate,
+    check_real,
+    flat,
+)
 
 
 class AbstractDotProduct(AbstractKernel):
@@ -73,20 +80,11 @@ class Delta(AbstractKernel):
     """Kronecker delta `k(x, y) = 1` if x equals y in every coordinate, else 0.
 
     Points are integer or boolean arrays of any shape: labels `[n]`, tuples of labels `[n, d]`. With
-    it every rule of this library is the rule of finite probability tables. `dtype` is that of the
-    Gram matrix, the default float if None.
+    it every rule of this library is the rule of finite probability tables.
     """
 
-    dtype: jnp.dtype | None = eqx.field(
-        static=True,
-        default=None,
-        converter=lambda value: None if value is None else jnp.dtype(value),
-    )
-
     def __call__(self, x: Point, y: Point) -> Float[Array, ""]:
-        return jnp.all(jnp.asarray(x) == jnp.asarray(y)).astype(
-            float if self.dtype is None else self.dtype
-        )
+        return jnp.all(jnp.asarray(x) == jnp.asarray(y)).astype(float)
 
     def check(self, x: Points, name: str) -> None:
         check_integer(x, name, "Delta")
@@ -162,12 +160,8 @@ class Energy(AbstractKernel):
 
     def check(self, x: Points, name: str) -> None:
         check_real(x, name, "Energy")
-        for value, what in ((self.center, "center"), (self.scale, "scale")):
-            if value.ndim and value.shape != x.shape[1:]:
-                raise ValueError(
-                    f"The {what} of Energy has shape {value.shape}, but a point of `{name}` has "
-                    f"shape {x.shape[1:]}; give one number, or one per coordinate."
-                )
+        check_per_coordinate(x, name, "Energy", "center", self.center)
+        check_per_coordinate(x, name, "Energy", "scale", self.scale)
 
 
 def _lengths(x: Float[Array, "n d"]) -> Float[Array, " n"]:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from .._checks import as_float, as_positive
 from .._numerics import exp, safe_sqrt, squared_distances
 from .._typing import Array, Float, Point, Points, PRNGKeyArray
-from ._base import AbstractKernel, check_real, flat
+from ._base import AbstractKernel, check_per_coordinate, check_real, flat
 
 
 def as_bandwidth(value):
@@ -60,17 +60,6 @@ def _student_frequencies(
     )
 
 
-def check_bandwidth(x: Points, name: str, kernel: str, bandwidth: Float[Array, "..."]) -> None:
-    """A bandwidth is a scalar, or has the shape of a point."""
-    check_real(x, name, kernel)
-    if bandwidth.ndim and bandwidth.shape != x.shape[1:]:
-        raise ValueError(
-            f"{kernel} has bandwidths of shape {bandwidth.shape}, but a point of `{name}` has "
-            f"shape {x.shape[1:]}; "
-            "give one bandwidth, or one per coordinate."
-        )
-
-
 class AbstractShiftInvariant(AbstractKernel):
     r"""A kernel of `(x - y) / bandwidth`, coordinate by coordinate.
 
@@ -97,7 +86,8 @@ class AbstractShiftInvariant(AbstractKernel):
         return flat(_rescale(x, self.bandwidth))
 
     def check(self, x: Points, name: str) -> None:
-        check_bandwidth(x, name, type(self).__name__, self.bandwidth)
+        check_real(x, name, type(self).__name__)
+        check_per_coordinate(x, name, type(self).__name__, "bandwidth", self.bandwidth)
 
 
 class AbstractStationary(AbstractShiftInvariant):

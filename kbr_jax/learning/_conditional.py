@@ -13,12 +13,11 @@ from .._checks import (
     as_positive,
     check_finite,
     check_same_size,
-    evenly,
     is_real,
     size,
     take,
 )
-from .._numerics import matmul
+from .._numerics import evenly, matmul
 from .._typing import Array, ArrayLike, Float, Points
 from ..embedding import Embedding, cdf
 from ..kernels import (
@@ -223,9 +222,7 @@ def _report(setting: _Setting, values: dict, x: Points, y: Points) -> Report:
     return Report(
         chosen={name: np.asarray(value) for name, value in values.items()},
         errors=summary,
-        recovered=float("nan"),
         coverage=held,
-        temperature=1.0,
         notes=(
             error_note("left out", "y", y),
             *notes,

@@ -10,7 +10,8 @@ import numpy as np
 import optax
 from jax.tree_util import Partial
 
-from .._checks import as_count, as_points, check_finite, check_same_size, evenly, size, take
+from .._checks import as_count, as_points, check_finite, check_same_size, size, take
+from .._numerics import evenly
 from .._typing import Array, Float, Points, PRNGKeyArray
 from ..kernels import AbstractKernel, FeatureMap, default_kernel
 from ..rules import fit_conditional

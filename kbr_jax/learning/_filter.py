@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from .._checks import as_fraction, as_positive, size, take
+from .._checks import as_fraction, as_positive, check_choice, size, take
 from .._typing import Array, Float, Point, Points
 from ..embedding import Embedding
 from ..filtering import AbstractFilter, transitions
@@ -21,8 +21,6 @@ from ..kernels import (
     coordinate_scale,
     median_heuristic,
 )
-from ..rules import Clipping
-from ..rules._model import check_estimator
 from ..tuning import tune
 from ..tuning._progress import Progress, progress_bar
 from ._candidates import MAPPED, Setting, gap, held_out, judge, judged, recovering
@@ -150,7 +148,7 @@ def learn_filter(
     """
     estimators = ("pairs", "importance")
     if estimator is not None:
-        check_estimator(estimator, Clipping(), *estimators)
+        check_choice(estimator, "estimator", *estimators)
         estimators = (estimator,)
     fixed = _checked_values(fixed)
     for kernel, name in ((kernel_states, "states"), (kernel_observations, "observations")):

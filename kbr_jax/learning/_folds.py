@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._checks import evenly, size, take
+from .._checks import size, take
+from .._numerics import evenly
 from .._typing import Array, Points
 from ..filtering import delay_embedding, transitions
 from ..rules import AbstractConditional

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._checks import as_points, check_finite, check_same_size, evenly, is_real, size
-from .._numerics import matmul
+from .._checks import as_points, check_finite, check_same_size, is_real, size
+from .._numerics import evenly, matmul
 from .._typing import Array, Float, Point, Points, with_numbers
 from ..embedding import Embedding, cdf, energy_score
 from ..kernels import coordinate_scale
@@ -230,9 +230,7 @@ def _report(plain: Report, scores: dict[str, np.ndarray], levels: np.ndarray) ->
     return Report(
         chosen={"form": form, **plain.chosen},
         errors={**summary, **rivals},
-        recovered=float("nan"),
         coverage=held,
-        temperature=1.0,
         notes=(
             "The errors are energy scores of pairs that are left out, in standard deviations of y.",
             *notes,

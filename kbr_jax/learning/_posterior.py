@@ -275,9 +275,7 @@ def _report(setting: _Setting, data: _Data, values: dict) -> Report:
             "estimator": setting.estimator,
         },
         errors=summary,
-        recovered=float("nan"),
         coverage=held,
-        temperature=1.0,
         notes=(
             error_note("held out", "x", data.x),
             *notes,

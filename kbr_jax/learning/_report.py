@@ -40,10 +40,10 @@ class Report(eqx.Module):
 
     chosen: dict[str, Any]
     errors: dict[str, tuple[float, float]]
-    recovered: float
     coverage: dict[float, float]
-    temperature: float
     notes: tuple[str, ...]
+    recovered: float = float("nan")
+    temperature: float = 1.0
 
     def __str__(self) -> str:
         lines = [f"{'held-out error':<38}mean     +-"]

@@ -21,6 +21,7 @@ from .._checks import (
     is_concrete,
     like,
     padded,
+    same,
     size,
     take,
     without_padding,
@@ -153,12 +154,7 @@ def merge_moments(first: Moments, second: Moments) -> Moments:
     their shapes only. Warns where one sample is too small to change the sums of the other: in
     float32 a single pair, beside 2^24 pairs.
     """
-    leaves = [jax.tree.leaves(m.maps) for m in (first, second)]
-    same = jax.tree.structure(first) == jax.tree.structure(second)
-    same = same and all(a.shape == b.shape for a, b in zip(*leaves, strict=True))
-    if same and all(is_concrete(leaf) for part in leaves for leaf in part):
-        same = all(np.array_equal(a, b) for a, b in zip(*leaves, strict=True))
-    if not same:
+    if jax.tree.structure(first) != jax.tree.structure(second) or not same(first.maps, second.maps):
         raise ValueError("Merge only moments that were collected with the same `MomentMaps`.")
     merged = _over_sums(jnp.add, first, second)
     if is_concrete(merged.count):

@@ -8,11 +8,9 @@ values of the embeddings on the training points.
 from collections.abc import Callable
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
-import numpy as np
 
-from .._checks import as_regularizer, is_concrete
+from .._checks import as_regularizer, same
 from .._numerics import matmul, safe_divide
 from .._solves import PSDFactor, psd_factor, psd_solve, symmetric_resolvent
 from .._typing import Array, ArrayLike, Bool, Float, Int, Points
@@ -271,19 +269,11 @@ def on_landmarks(features: AbstractFeatureMap, code: Float[Array, "*b r"]) -> Fl
 
 def _check_same(features: AbstractFeatures, own: AbstractFeatures, name: str) -> None:
     """Two models can exchange coordinates only in one feature map."""
-    trees = [
+    first, second = (
         (f.kernel, f.landmarks if isinstance(f, LandmarkFeatures) else f.points)
         for f in (features, own)
-    ]
-    same = type(features) is type(own) and jax.tree.structure(trees[0]) == jax.tree.structure(
-        trees[1]
     )
-    if same:
-        pairs = list(zip(*map(jax.tree.leaves, trees), strict=True))
-        same = all(a.shape == b.shape for a, b in pairs)
-        concrete = [pair for pair in pairs if all(map(is_concrete, pair))]
-        same = same and all(np.array_equal(*pair) for pair in concrete)
-    if not same:
+    if type(features) is not type(own) or not same(first, second):
         raise ValueError(
             f"Two models exchange coordinates of {name} and need one kernel and the same landmarks "
             "for it: states and successors share one feature map."

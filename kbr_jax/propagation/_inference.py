@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._checks import as_count, as_fraction
+from .._checks import as_count, as_fraction, check_choice
 from .._typing import Array, ArrayLike, Float, Int, with_numbers
 from ._evidence import Evidence, Likelihood, as_evidence, local_factors
 from ._layout import padded_table
@@ -95,8 +95,7 @@ def belief_propagation(
     >>> print(f"{kbr.propagation.beliefs(model, messages)['sun'].mean()[0]:.1f}")
     1.0
     """
-    if schedule not in ("tree", "loopy"):
-        raise ValueError(f"`schedule` must be 'tree' or 'loopy', got {schedule!r}.")
+    check_choice(schedule, "schedule", "tree", "loopy")
     evidence = as_evidence(model, values, observed, likelihoods)
     tree = schedule == "tree"
     floor = (0.0 if tree else 1e-3) if floor is None else floor

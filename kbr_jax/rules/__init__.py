@@ -4,7 +4,6 @@ from ._conditional import (
     AbstractSampleEmission,
     ConditionalEmbedding,
     centered_weights,
-    check_centered,
     condition,
     condition_centered,
     conditional_cross_covariance,

@@ -13,6 +13,7 @@ from .._checks import (
     as_mask,
     as_points,
     as_regularizer,
+    check_choice,
     check_finite,
     check_same_size,
     in_one_precision,
@@ -302,18 +303,12 @@ def condition_centered(
 
     **Raises:** `ValueError` for an unknown estimator, and for a model of moments.
     """
-    check_centered(estimator)
+    check_choice(estimator, "estimator", "affine", "song2009")
     features = model.sample()[0]
     coordinates, single = checked_coordinates(features, x, "x")
     factor = features.ridge(model.regularizer, centered=True)
     weights = centered_weights(features, factor, coordinates, estimator)
     return model.embed_y(weights[0] if single else weights)
-
-
-def check_centered(estimator: str) -> None:
-    """Raise a `ValueError` for an unknown centered estimator."""
-    if estimator not in ("affine", "song2009"):
-        raise ValueError(f"`estimator` must be 'affine' or 'song2009', got {estimator!r}.")
 
 
 def centered_weights(

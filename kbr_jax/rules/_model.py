@@ -22,6 +22,7 @@ from .._checks import (
     as_mask,
     as_points,
     check_alike,
+    check_choice,
     fill,
     is_concrete,
     like,
@@ -73,9 +74,7 @@ class Clipping(eqx.Module):
 
 def check_estimator(estimator: str, clipping: Clipping, *known: str) -> None:
     """Raise a `ValueError` for an unknown estimator, or for importance weights of any sign."""
-    if estimator not in known:
-        names = ", ".join(map(repr, known))
-        raise ValueError(f"`estimator` must be one of {names}, got {estimator!r}.")
+    check_choice(estimator, "estimator", *known)
     if estimator == "importance" and not clipping.clip:
         raise ValueError("Importance weights are non-negative: give a `clipping` that clips.")
 

@@ -13,7 +13,7 @@ the points of the prior (`"prior"`, form (a)).
 
 from typing import Literal
 
-from .._checks import as_regularizer
+from .._checks import as_regularizer, check_choice
 from .._numerics import matmul
 from .._typing import ArrayLike, Point, Points
 from ..embedding import Embedding, JointEmbedding
@@ -59,7 +59,7 @@ def chain_rule(
     Arguments and errors as `sum_rule`. Cost as `sum_rule`; for `"prior"` O(n^2 m) exact, O(n m r)
     with landmarks.
     """
-    check_estimator(estimator, Clipping(), "pairs", "prior")
+    check_choice(estimator, "estimator", "pairs", "prior")
     if estimator == "pairs":
         return model.embed_pairs(prior_weights(model, prior))
     return model.embed_prior_and_y(prior)

@@ -12,7 +12,7 @@ from .._numerics import HIGHEST, matmul
 from .._solves import psd_factor
 from .._typing import Array, ArrayLike, Float, Int, Point, Points
 from ..embedding import Embedding
-from ..features import AbstractFeatures, DenseGram, LazyGram
+from ..features import AbstractFeatures, DenseGram, LazyGram, masked_rows
 from ..kernels import AbstractKernel, KernelLike, as_kernel, gram_matvec
 from ..rules import AbstractConditional, condition
 from ._losses import measuring
@@ -165,9 +165,7 @@ def _leaving_out(
         )
     if not isinstance(features, DenseGram) and features.matrix.shape[1] >= features.size:
         # As many features as points fit all of them, and 1 - H would be a difference of rounding.
-        rows = features.matrix
-        if features.mask is not None:
-            rows = jnp.where(features.mask[:, None], rows, 0)
+        rows = masked_rows(features.matrix, features.mask)
         features = DenseGram(features.kernel, features.points, matmul(rows, rows.T), features.mask)
     # Where nothing is left to learn from, the prediction is 0 for any ridge.
     ridge = jnp.where(features.count > count, features.count - count, 1) * model.regularizer
