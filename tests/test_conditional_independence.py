@@ -173,6 +173,18 @@ def test_kernels_that_are_given():
         assert 0 < ci_test(*kernels, x, y, z, key=KEY, num_draws=99).p_value <= 1
 
 
+def test_the_metric_of_z_is_learned_with_the_given_kernels():
+    z, noise = RNG.normal(size=(2, 60, 2))
+    labels = jnp.asarray(z[:, 0] + noise[:, 0] > 0, int)
+    y, z = jnp.asarray(noise[:, 1] + z[:, 0]), jnp.asarray(z)
+    expected = ci_test(kbr.Delta(), None, None, labels, y, z, key=KEY)
+    given = kbr.Precomputed(kbr.gram(kbr.Delta(), labels))
+    trees = (lambda a, b: jnp.where(a["c"] == b["c"], 1.0, 0.0)), {"c": labels}
+    for kernel, points in ((given, jnp.arange(60)), trees):
+        found = ci_test(kernel, None, None, points, y, z, key=KEY)
+        np.testing.assert_allclose(found.null, expected.null, rtol=1e-6)
+
+
 def test_batches_and_gradients():
     x, y, z = triples(KEY, 30)
 

@@ -29,9 +29,10 @@ def fit(**options):
     return kbr.fit_filter(KERNEL, KERNEL_SEEN, STATES, SEEN, **options)
 
 
-def known(offset, **options):
+def known(offset, reach=np.inf, **options):
     def log_likelihood(seen, state):
-        return -0.5 * jnp.sum((seen - state) ** 2) / 0.04 + offset
+        squares = jnp.sum((seen - state) ** 2)
+        return jnp.where(squares < reach**2, -0.5 * squares / 0.04 + offset, -jnp.inf)
 
     emission = known_likelihood(KERNEL, STATES[:N], log_likelihood, **RIDGE)
     transition = fit_conditional(KERNEL, KERNEL, STATES[:N], STATES[1:], **RIDGE)
@@ -383,13 +384,37 @@ def test_padding_of_an_emission_is_not_that_of_the_successors():
     np.testing.assert_allclose(*runs, rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize("estimator", ["pairs", "prior"])
-def test_a_first_observation_beyond_reach_is_none(estimator):
-    filt = fit(estimator=estimator, clipping=kbr.Clipping(False, 0.0, False))
+@pytest.mark.parametrize("kind", ["pairs", "prior", "moments", "cells", "known", "song2009"])
+def test_a_first_observation_beyond_reach_is_none(kind):
+    """The belief is the marginal of the states, and later observations change it."""
+    raw = {"clipping": kbr.Clipping(False, 0.0, False)}
+    if kind in ("moments", "cells"):
+        landmarks = [kbr.greedy_landmarks(KERNEL, part[:N], rank=20) for part in (STATES, SEEN)]
+        cells = kbr.soft_partition(KERNEL, landmarks[0]) if kind == "cells" else None
+        maps = kbr.moments.moment_maps(KERNEL, KERNEL_SEEN, *landmarks, cells=cells, shift=True)
+        sums = kbr.moments.collect_moments(maps, STATES[:N], SEEN, STATES[1:])
+        emission = kbr.moments.fit_conditional(sums, **RIDGE)
+        filt = KernelBayesFilter(emission, None, shift=True, regularizer=1e-3, **raw)
+    elif kind == "known":
+        # Only states within a distance of 1 explain an observation.
+        filt = known(0.0, reach=1.0, **raw)
+    elif kind == "song2009":
+        filt = fit_conditional_embedding_filter(KERNEL, KERNEL_SEEN, STATES, SEEN, **RIDGE)
+    else:
+        filt = fit(estimator=kind, **raw)
     state, output = kbr.init_from_observation(filt, jnp.full(2, 1e3), regularizer=1e-3)
-    assert float(output.predictive_value) == 0
-    np.testing.assert_allclose(jnp.sum(output.weights), 1, atol=0.05)
-    assert np.all(np.isfinite(kbr.state_mean(filt, kbr.run_filter(filt, SEEN[:3], state=state))))
+    expected = jnp.mean(STATES[1:] if kind == "song2009" else STATES[:N], axis=0)
+    np.testing.assert_allclose(kbr.state_mean(filt, output), expected, atol=0.02)
+    run = kbr.run_filter(filt, SEEN[1:9], state=state)
+    assert float(jnp.max(jnp.abs(kbr.state_mean(filt, run)))) > 0.3
+
+
+def test_predictions_of_a_list_of_runs():
+    filt = fit()
+    runs = kbr.run_filter(filt, [SEEN[:4], SEEN[:2]])
+    for run, ahead in zip(runs, kbr.predict(filt, runs, 2), strict=True):
+        alone = kbr.predict(filt, run, 2)
+        np.testing.assert_array_equal(ahead.weights, alone.weights)
 
 
 def test_the_filter_of_2009_as_printed_has_no_mass_to_diagnose():

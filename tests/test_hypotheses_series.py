@@ -177,15 +177,33 @@ def test_blocks_of_series():
     # 4 and 6 blocks: C(10, 4) splits.
     assert len(np.unique(np.round(np.asarray(found.null), 12))) <= 210
     assert np.all(np.isnan(found.interval)) and "10 points" in str(found)
-    assert block_length(False, x, y) == 1 and block_length(7, x, y) == 7
+    assert block_length(False, None, x, y) == 1 and block_length(7, None, x, y) == 7
     x, y = series(KEY, 800, 0.0), series(KEY, 800, 0.8)
-    assert block_length(True, x, x) < 20 < block_length(True, y, y)
+    assert block_length(True, None, x, x) < 20 < block_length(True, None, y, y)
     with pytest.warns(UserWarning, match="series are short"):
-        assert block_length(True, y[:60], y[:60]) == 15
+        assert block_length(True, None, y[:60], y[:60]) == 15
     with pytest.raises(ValueError, match="leave fewer than 4 blocks"):
-        block_length(16, y[:60], y[:60])
+        block_length(16, None, y[:60], y[:60])
     with pytest.raises(ValueError, match="inside `jit`"):
         jax.jit(lambda x: kbr.hypotheses.two_sample_test(G, x, x, key=KEY, dependent=True))(x)
+
+
+def test_blocks_are_as_long_as_the_given_kernel_needs():
+    """A given Gram matrix is that of its kernel, and a tree has no default kernel."""
+    pooled = series(KEY, 300, 0.6)
+    index, halves = jnp.arange(300), (slice(150), slice(150, 300))
+    options = {"key": KEY, "num_permutations": 99, "dependent": True}
+
+    def run(kernel, points):
+        parts = (jax.tree.map(lambda leaf, r=rows: leaf[r], points) for rows in halves)
+        return kbr.hypotheses.two_sample_test(kernel, *parts, **options)
+
+    expected = run(G, pooled)
+    assert "8 points" not in str(expected)
+    tree = run(lambda a, b: G(a["u"], b["u"]), {"u": pooled})
+    for found in (run(kbr.Precomputed(kbr.gram(G, pooled)), index), tree):
+        assert str(found) == str(expected)
+        close(found.null, expected.null, 1e-10)
 
 
 def test_signs_of_blocks():

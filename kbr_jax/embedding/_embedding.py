@@ -96,7 +96,7 @@ def check_unbatched(embedding: Embedding, name: str) -> None:
 
 
 def one_each(embedding: Embedding, points: Point | Points) -> Points:
-    """One point for each embedding of a batch, or of one that is none, as a batch."""
+    """One point for each embedding of a batch, itself a batch."""
     if embedding.weights.ndim > 2:
         raise ValueError("Give weights `[n]` or `[b, n]`; use `jax.vmap` for more axes.")
     count = 1 if embedding.weights.ndim == 1 else len(embedding.weights)

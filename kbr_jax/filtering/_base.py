@@ -190,8 +190,8 @@ def init_from_observation(
     **Arguments:** `observation`, one point; `regularizer`: epsilon > 0; `control`, the input that
     acts after it.
 
-    **Returns:** the state for the second observation, and a `FilterOutput`. Cost O(n^3) exact, O(n
-    r^2 + r^3) with landmarks.
+    **Returns:** the state for the second observation, and a `FilterOutput`, whose
+    `predictive_value` is NaN for moments. Cost O(n^3) exact, O(n r^2 + r^3) with landmarks.
     """
     observation, control = (
         jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], part) for part in (observation, control)
@@ -354,15 +354,18 @@ def state_mean(filt: AbstractFilter, output: Any) -> Any:
 
 
 def predict(
-    filt: AbstractFilter, output: FilterOutput, steps: int = 1, *, controls: Points | None = None
-) -> FilterOutput:
+    filt: AbstractFilter, output: Any, steps: int = 1, *, controls: Points | None = None
+) -> Any:
     """Predict the state `steps` transitions after a belief: that many steps without observations.
 
-    **Arguments:** `output` of a step, or of a run or batch with leading axes; `steps` >= 1
-    (static); `controls` `[steps, ...]`, the first at the time of the belief.
+    **Arguments:** `output` of a step, of a run or batch with leading axes, or a list of runs;
+    `steps` >= 1 (static); `controls` `[steps, ...]`, the first at the time of the belief.
 
-    **Returns:** the `FilterOutput` of the last of these steps. `belief` and `state_mean` read it.
+    **Returns:** the `FilterOutput` of the last of these steps, a list for a list. `belief` and
+    `state_mean` read it.
     """
+    if isinstance(output, list):
+        return [predict(filt, one, steps, controls=controls) for one in output]
     return _predict(filt, output, as_count(steps, "steps"), controls)
 
 

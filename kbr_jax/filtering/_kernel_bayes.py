@@ -191,15 +191,16 @@ class KernelBayesFilter(AbstractFilter):
     def start(self, code: Any, regularizer: Array) -> tuple[Any, Float[Array, " n"], Array]:
         emission = self.emission
         factor = emission.observation_factor(regularizer.astype(emission.features_x.dtype))
+        prior = emission.marginal()
         own = emission.from_observation(factor, code)
+        # Beyond the reach of the kernel nothing was observed.
+        lost = emission.is_zero(own)
+        own = jax.tree.map(lambda a, b: jnp.where(lost, b, a), own, emission.unchanged(prior))
         if not isinstance(own, jax.Array):
-            return own, emission.marginal(), jnp.asarray(jnp.nan, emission.features_x.dtype)
+            return own, prior, jnp.asarray(jnp.nan, emission.features_x.dtype)
         if not emission.learned:  # Bayes' rule from the marginal
-            prior = emission.marginal()
             return own, prior, predictive_value(emission, prior, code, jnp.sum(prior))
         value = predictive_value(emission, own, code, jnp.sum(own))
-        # Beyond the reach of the kernel nothing was observed.
-        own = jnp.where(jnp.all(own == 0), emission.marginal(), own)
         if self.estimator != "prior":
             return own, own, value
         return self._regress_on_successors(emission.embed_x(own)), own, value

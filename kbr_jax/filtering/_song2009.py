@@ -96,6 +96,8 @@ class ConditionalEmbeddingFilter(AbstractFilter):
         features = self.observations
         factor = features.ridge(regularizer.astype(features.dtype), centered=True)
         own = centered_weights(features, factor, code[None], "affine")[0]
+        # Beyond the reach of the kernel nothing was observed.
+        own = jnp.where(jnp.all(code == 0), self.states.uniform.astype(own.dtype), own)
         return own, own, self._predictive_value(own, code)
 
     def update(

@@ -138,7 +138,7 @@ def _run(
     rows = jax.random.permutation(row_key, n)[:rank]
     leaves = jax.tree.leaves(samples)
     dtype = next((leaf.dtype for leaf in leaves if is_float(leaf)), jnp.result_type(float))
-    numbers, candidates = _candidates(kernels[2], samples, rows, dtype)
+    numbers, candidates = _candidates(kernels, samples, rows, dtype)
     parts = [
         _residuals(kernel, points, candidates, rows, half_key)
         for kernel, points in zip(kernels[:2], samples[:2], strict=True)
@@ -209,13 +209,19 @@ def _compared(
 
 @eqx.filter_jit
 def _candidates(
-    kernel: AbstractKernel | None, samples: tuple[Points, ...], rows: Int[Array, " r"], dtype: Any
+    kernels: tuple[AbstractKernel | None, ...],
+    samples: tuple[Points, ...],
+    rows: Int[Array, " r"],
+    dtype: Any,
 ) -> tuple[Float[Array, "n d"], Smoother]:
     """Numbers of z, and smoothers to choose from, along a leading axis."""
-    x, y, z = samples
-    numbers = _numbers(z, rows, dtype)
+    *variables, z = samples
+    kernel, numbers = kernels[2], _numbers(z, rows, dtype)
     if kernel is None:
-        targets = [_targets(points, rows).astype(numbers.dtype) for points in (x, y)]
+        targets = [
+            _targets(own, points, rows).astype(numbers.dtype)
+            for own, points in zip(kernels, variables, strict=False)
+        ]
         return numbers, learned_smoothers(numbers, rows, jnp.concatenate(targets, axis=1))
     chosen = Landmarks(take(z, rows), jnp.ones(rows.size, bool))
     found = smoother(fit_features(kernel, z, chosen).matrix.astype(numbers.dtype))
@@ -252,10 +258,12 @@ def _weights(numbers: Float[Array, "n d"], rows: Int[Array, " r"]) -> Float[Arra
     return jnp.concatenate([jnp.ones_like(found[:, :1]), found], axis=1)
 
 
-def _targets(x: Points, rows: Int[Array, " r"]) -> Float[Array, "n t"]:
+def _targets(
+    kernel: AbstractKernel | None, x: Points, rows: Int[Array, " r"]
+) -> Float[Array, "n t"]:
     """What the metric of z is learned from: columns of mean 0 and total variance 1."""
     real = [_unit(leaf) for leaf in jax.tree.leaves(x) if is_float(leaf)]
-    found = jnp.concatenate(real, axis=1) if real else _features(None, x, rows, _FEATURES)
+    found = jnp.concatenate(real, axis=1) if real else _features(kernel, x, rows, _FEATURES)
     return safe_divide(found, safe_sqrt(jnp.sum(found**2) / found.shape[0]))
 
 

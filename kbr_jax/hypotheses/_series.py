@@ -1,6 +1,7 @@
 r"""How long points of a series depend on each other."""
 
 import warnings
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -22,8 +23,11 @@ _BLOCKS = 4
 _POINTS = 1000
 
 
-def block_length(dependent: bool | int, x: Points, y: Points) -> int:
-    """Points of a block: 1 for independent points, chosen from the samples for True."""
+def block_length(dependent: bool | int, kernels: Any, x: Points, y: Points) -> int:
+    """Points of a block: 1 for independent points, for True chosen by the features of the kernels.
+
+    None takes the default kernel of the points.
+    """
     most = min(size(x), size(y)) // _BLOCKS
     truth = isinstance(dependent, (bool, np.bool_))
     if truth and not dependent:
@@ -35,8 +39,9 @@ def block_length(dependent: bool | int, x: Points, y: Points) -> int:
             "`dependent=True` reads the points and cannot be used inside `jit`: give the length "
             "of a block as an integer."
         )
-    kernel = default_kernel(jax.tree.map(lambda a, b: jnp.concatenate([a, b]), x, y))
-    time = max(float(_time(kernel, points)) for points in (x, y))
+    if kernels is None:
+        kernels = [default_kernel(jax.tree.map(lambda a, b: jnp.concatenate([a, b]), x, y))]
+    time = max(float(_time(kernel, points)) for kernel in kernels for points in (x, y))
     wanted = int(np.ceil(_TIMES * time))
     if wanted > most:
         warnings.warn(

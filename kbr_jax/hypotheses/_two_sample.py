@@ -106,8 +106,9 @@ def two_sample_test(
       $y_i$ may depend on each other; pairs i and j may not. The effect is then NaN.
     - `dependent`: x and y are two series in order of time, independent of each other. Blocks of
       points are permuted (or get one sign) instead of points: blocks of 8 autocorrelation times of
-      the features, or of as many points as an integer says (static). The points beyond the last
-      whole block are left out. The level holds for series of many blocks, not exactly.
+      the features (of the default kernel where none is given), or of as many points as an integer
+      says (static). The points beyond the last whole block are left out. The level holds for series
+      of many blocks, not exactly.
     - `landmarks`: the rank r of greedy landmarks, or random Fourier features, in place of the
       Gram matrix. The level stays exact. Narrow kernels need many landmarks.
     - `mesh`: devices to divide the permutations over; each gets all points.
@@ -128,15 +129,19 @@ def two_sample_test(
     >>> bool(found.p_value < 0.01)
     True
     """
-    x, y, _ = _checked(x, y)
-    length = block_length(dependent, x, y)
+    x, y, pooled = _checked(x, y)
+    draw_key, kernel_key = jax.random.split(key)
+    kernels = None
+    if kernel is not None:
+        kernels = kernels_of(kernel, pooled, "x and y", _BANDWIDTHS, kernel_key)
+    length = block_length(dependent, kernels, x, y)
     x, y = (take(points, slice(size(points) // length * length)) for points in (x, y))
     x, y, pooled = _checked(x, y)
     if null == "permutation" and length == 1:
         few = min(size(x), size(y), 9), min(max(size(x), size(y)), 20)
         warn_if_hopeless(math.comb(sum(few), few[0]), f"{size(x)} and {size(y)} points")
-    draw_key, kernel_key = jax.random.split(key)
-    kernels = kernels_of(kernel, pooled, "x and y", _BANDWIDTHS, kernel_key)
+    if kernels is None:
+        kernels = kernels_of(None, pooled, "x and y", _BANDWIDTHS, kernel_key)
     draws = as_count(num_permutations, "num_permutations")
     least = min(size(x), size(y))
     dtype = jax.eval_shape(kernels[0].diagonal, pooled).dtype

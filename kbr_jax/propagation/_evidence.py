@@ -139,7 +139,7 @@ def _encode(features: AbstractFeatures, points: Points) -> Float[Array, "G w r"]
 def known_values(
     model: PropagationModel, evidence: Evidence, supports: dict[int, Points], width: int, dtype: Any
 ) -> Float[Array, "N p"]:
-    """The product of the known likelihoods of hidden nodes, at the points of each node type."""
+    """The product of known likelihoods, at the points of each node type."""
     graph = model.graph
     total = jnp.ones((len(graph.hidden), width), dtype)
     for known in evidence.likelihoods:
