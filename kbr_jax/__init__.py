@@ -2,10 +2,11 @@
 
 Flat names are what most programs need. All else is in the namespaces, by topic: `kernels`,
 `embedding`, `features`, `rules`, `moments`, `filtering`, `herding`, `tuning`, `learning`,
-`dynamics`, `hypotheses`, `causal`, `propagation`, `likelihood_free`, `plotting` and `experimental`.
+`dynamics`, `hypotheses`, `causal`, `propagation`, `likelihood_free`, `plotting`, `devices` and
+`experimental`.
 
 Docstrings name these papers: S09 and S13 (Song et al. 2009, 2013), F11 (Fukumizu et al. 2011), L15
-(Lampert 2015), K16 (Kanagawa et al. 2016). The README has their titles.
+(Lampert 2015), K16 (Kanagawa et al. 2016). The page "Notation" has their titles.
 """
 
 from . import (

@@ -52,8 +52,8 @@ def as_arrays(points: Points, name: str) -> Points:
         except TypeError:
             raise ValueError(
                 f"`{name}` holds {type(leaf).__name__}, which is no array of numbers: turn words "
-                f"into integer labels, and a table into a tuple of columns, "
-                f"`tuple(table[c].to_numpy() for c in columns)`."
+                f"into integer labels, objects that are numbers by `.astype(float)`, and a table "
+                f"into a tuple of columns, `tuple(table[c].to_numpy() for c in columns)`."
             ) from None
 
     return jax.tree.map(one, points)

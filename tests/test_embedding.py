@@ -1001,3 +1001,15 @@ def test_scores_take_a_point_as_a_list():
     belief = kbr.embed(kbr.Gaussian(1.0), x)
     for read in (kbr.embedding.energy_score, kbr.embedding.log_score, kbr.embedding.credible_level):
         assert read(belief, [0.1, 0.2]) == read(belief, jnp.asarray([0.1, 0.2]))
+
+
+def test_embeddings_of_vmap_are_read_inside_of_it():
+    """Each of b embeddings has points of its own, which is no batch of weights."""
+    points = jnp.asarray(np.random.default_rng(0).normal(size=(4, 6)))
+    many = jax.vmap(lambda x: kbr.embed(kbr.Gaussian(1.0), x))(points)
+    for read in (kbr.mean, kbr.std, kbr.credible_interval, kbr.embedding.probabilities):
+        with pytest.raises(ValueError, match="read the number inside"):
+            read(many)
+    with pytest.raises(ValueError, match="read the number inside"):
+        kbr.expectation(many, jnp.sin)
+    close(jax.vmap(lambda x: kbr.mean(kbr.embed(kbr.Gaussian(1.0), x)))(points), points.mean(1))

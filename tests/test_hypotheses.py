@@ -456,7 +456,7 @@ def test_a_test_that_did_not_take_place_rejects_and_accepts_nothing():
         )
 
     words = str(test(x.at[0].set(jnp.nan)))
-    assert "not tested" in words and "rejected" not in words
+    assert words.startswith("Not tested") and "ejected" not in words
 
 
 def test_default_kernels_do_not_depend_on_the_origin():

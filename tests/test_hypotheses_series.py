@@ -250,7 +250,7 @@ def test_a_result_in_words():
     x = jnp.asarray(RNG.normal(size=(40, 1)))
     found = kbr.hypotheses.two_sample_test([G, kbr.Gaussian(0.3)], x, x + 2, key=KEY)
     words = str(found)
-    assert words.startswith("X and y have one distribution: rejected at level 0.05 (p = 0.000999")
+    assert words.startswith("Rejected at level 0.05: x and y have one distribution (p = 0.000999")
     assert "effect 0." in words and "decided by Gaussian" in words and words.endswith(".")
 
 

@@ -757,6 +757,10 @@ def test_amounts_taken_as_labels():
     with pytest.warns(UserWarning, match="150 values among 150 points are taken as labels"):
         kbr.kernels.default_kernel(jnp.arange(150))
     kbr.kernels.default_kernel(jnp.arange(150) % 10)
+    table = jnp.stack([jnp.arange(150), jnp.arange(150) % 2], axis=1)  # an age, and a label
+    with pytest.warns(UserWarning, match="150 values among 150 points are taken as labels"):
+        kbr.kernels.default_kernel(table)
+    kbr.kernels.default_kernel(table % 5)
 
 
 def test_a_list_of_arrays_is_neither_rows_nor_parts():

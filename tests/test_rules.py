@@ -803,6 +803,8 @@ def test_where_a_prior_lies_does_not_depend_on_its_mass():
         prior = kbr.embed(kernel, jnp.full(1, 30.0), jnp.full(1, mass))
         with pytest.raises(ValueError, match="lies on the training x"):
             kbr.bayes_rule(model, prior, 0.0, regularizer=1e-3)
+    with pytest.warns(UserWarning, match=r"Of the `prior` 3\d % lies on the training x"):
+        kbr.bayes_rule(model, kbr.embed(kernel, jnp.linspace(3, 8, 50)), 0.0, regularizer=1e-3)
 
 
 def test_a_linear_kernel_knows_no_mass():

@@ -78,9 +78,8 @@ def fit_instrument(
 
     - `x`: n treatments; `z`: instruments; `y`: outcomes, real, `[n]` or `[n, ...]`.
     - `covariates`: points c that drive x and y and are measured.
-    - `kernels`: of x and z, and of the covariates if there are any; None for the defaults. Learn
-      bandwidths by `tune` with the loss `-model.explained[1]`, see the page on causal effects: it
-      often pays.
+    - `kernels`: of x and z, and of the covariates if there are any; None for the defaults.
+      `learning.learn_instrument` learns bandwidths; with large noise its choice is not reliable.
     - `rank`: features of each variable at most (static); n or more is exact.
     - `regularizers`: of the first and the second stage; None chooses, also one of them.
     - `cross_fit`: whether the first stage predicts in folds (static). Without it the

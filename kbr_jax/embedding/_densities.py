@@ -11,7 +11,7 @@ from .._checks import as_batch, as_count, as_positive, is_real
 from .._numerics import matmul, safe_sqrt, squared_distances
 from .._typing import Array, ArrayLike, Float, Point, Points
 from ..kernels._base import flat
-from ._embedding import Embedding, normalized
+from ._embedding import Embedding, check_points, normalized
 from ._quantiles import unknown
 
 #: Steps of the mean shift that moves a starting atom to its mode.
@@ -34,6 +34,7 @@ def probabilities(embedding: Embedding) -> Float[Array, "*b n"]:
     **Returns:** `[..., n]`; NaN where the weights cannot be a distribution, as `quantile`. Cost
     O(n log n) for each embedding.
     """
+    check_points(embedding)
     return _projected(embedding.weights)
 
 

@@ -83,6 +83,18 @@ def check_embedding(value: Any, name: str) -> None:
             f"`{name}` must be an Embedding, got {type(value).__name__}: embed a sample by "
             f"`kbr.embed(kernel, points)`."
         )
+    check_points(value)
+
+
+def check_points(embedding: Embedding) -> None:
+    """Raise a `ValueError` where each embedding of a batch has points of its own."""
+    sizes = {leaf.shape[0] for leaf in jax.tree.leaves(embedding.points) if np.ndim(leaf)}
+    if sizes - {embedding.weights.shape[-1]}:
+        raise ValueError(
+            f"An embedding has weights of shape {embedding.weights.shape} and {min(sizes)} points. "
+            f"If it was made by `vmap`, read the number inside of it: "
+            f"`jax.vmap(lambda x: kbr.mean(forecast(x)))(xs)`."
+        )
 
 
 def check_unbatched(embedding: Embedding, name: str) -> None:
@@ -117,6 +129,7 @@ def evaluate(embedding: Embedding, points: Point | Points) -> Float[Array, "..."
     For a density-like view of a belief, evaluate it on a grid. Returns `[..., m]`, or `[...]` for
     one point.
     """
+    check_points(embedding)
     batch, single = as_batch(points, "points", embedding.points, "embedding.points")
     embedding.kernel.check(batch, "points")
     values = matmul(embedding.weights, embedding.kernel.gram(embedding.points, batch))
@@ -132,8 +145,8 @@ def expectation(embedding: Embedding, function: PointFunction) -> Any:
     **Returns:** `[..., *shape]`, leading axes as the batch of weights. Not divided by the mass: for
     weights that do not sum to 1 consider `normalize`. Cost: n calls of `function`.
     """
-    values = jax.vmap(function)(embedding.points)
-    weights = embedding.weights
+    check_points(embedding)
+    values, weights = jax.vmap(function)(embedding.points), embedding.weights
     return jax.tree.map(
         lambda v: jnp.tensordot(weights, v.astype(weights.dtype), axes=1, precision=HIGHEST), values
     )

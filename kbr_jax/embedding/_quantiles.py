@@ -11,7 +11,7 @@ from jax import lax
 from .._checks import as_points, is_concrete, is_real, known
 from .._numerics import one_program
 from .._typing import Array, ArrayLike, Bool, Float, Int, Point, PointFunction
-from ._embedding import Embedding, normalized
+from ._embedding import Embedding, check_points, normalized
 
 #: Sum of the weights below which a belief says nothing: its nearest training points would decide.
 LEAST_MASS = 0.01
@@ -66,6 +66,7 @@ def quantile(
 
 def real_values(embedding: Embedding, function: PointFunction) -> Float[Array, "n *s"]:
     """Values of a function at the points, one real array for each."""
+    check_points(embedding)
     values = jax.vmap(function)(as_points(embedding.points, "embedding.points"))
     if not is_real(values):
         raise ValueError(

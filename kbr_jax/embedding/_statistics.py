@@ -14,6 +14,7 @@ from ._densities import probabilities
 from ._embedding import (
     Embedding,
     check_one_space,
+    check_points,
     evaluate,
     expectation,
     guarded_sum,
@@ -85,6 +86,7 @@ def _squared_norm(embedding: Embedding, unbiased: bool) -> Float[Array, "*batch"
 @eqx.filter_jit
 def _real(embedding: Embedding, name: str) -> Embedding:
     """The embedding with weights of sum 1, NaN where the sum is about 0; points must be real."""
+    check_points(embedding)
     points = as_points(embedding.points, "embedding.points")
     for leaf in jax.tree.leaves(points):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):

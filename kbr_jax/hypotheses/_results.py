@@ -65,13 +65,13 @@ class TestResult(eqx.Module):
         """One sentence for each test."""
         if self.p_value.ndim:
             return repr(self)
-        claim = f"{self.hypothesis[0].upper()}{self.hypothesis[1:]}"
         if jnp.isnan(self.p_value):
-            return f"{claim}: not tested (p = nan: the data or what was given cannot be tested)."
+            reason = "the data or what was given cannot be tested"
+            return f"Not tested: {self.hypothesis} (p = nan: {reason})."
         level = 0.05
-        verdict = "rejected" if self.p_value <= level else "not rejected"
+        verdict = "Rejected" if self.p_value <= level else "Not rejected"
         words = (
-            f"{claim}: {verdict} at level {level} "
+            f"{verdict} at level {level}: {self.hypothesis} "
             f"(p = {self.p_value:.3g}; the level holds for {self.valid})"
         )
         if not jnp.isnan(self.effect):

@@ -112,8 +112,8 @@ def _bandwidth(
 
 def warn_of_amounts(x: Array) -> None:
     """Integers of many values may be amounts."""
-    if x.ndim == 1 and x.dtype != bool and is_concrete(x):
-        count = len(np.unique(np.asarray(x)))
+    if x.dtype != bool and is_concrete(x):
+        count = len(np.unique(np.asarray(x).reshape(len(x), -1), axis=0))
         if count > max(_LABELS, size(x) / 5):
             warnings.warn(
                 f"Integers of {count} values among {size(x)} points are taken as labels, all "

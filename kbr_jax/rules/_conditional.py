@@ -226,7 +226,7 @@ def fit_conditional(
     `model.factor.diagnose(model.features_x.coordinates(x).T)` reports on the solve.
 
     **Raises:** `ValueError` for empty, unpaired or non-finite samples, points outside a kernel's
-    domain, and a regularizer that is not positive. Traced data with NaN raises at run time.
+    domain, and a regularizer that is not positive. Traced data with NaN give NaN.
 
     **Example:**
 

@@ -272,7 +272,10 @@ def restored_weights(
     """
     weights = condition(model, x).weights
     if weights.ndim != 1:
-        raise ValueError("`x` must be one point; use `jax.vmap` for several.")
+        raise ValueError(
+            "`x` must be one point. For several read the number inside of `vmap`: "
+            "`jax.vmap(lambda x: kbr.mean(forecast(x)))(xs)`."
+        )
     return restored(weights, model.sample()[0].uniform.astype(weights.dtype))
 
 
