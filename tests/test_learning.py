@@ -321,7 +321,7 @@ def test_credible_level_by_hand():
     close(hot, 2 / 3, 1e-4)
     nothing = kbr.Embedding(belief.kernel, points, jnp.zeros(3))
     assert bool(jnp.isnan(level(nothing, jnp.asarray([1.0]))))
-    with pytest.raises(ValueError, match="one point for each of 2 beliefs"):
+    with pytest.raises(ValueError, match="one point for each of 2 embeddings"):
         level(kbr.Embedding(belief.kernel, points, jnp.ones((2, 3))), points)
 
 
@@ -340,7 +340,7 @@ def test_calibration_finds_the_temperature():
 
 
 def test_reports_without_a_filter():
-    report = Report({"a": 1.0}, {"model": (1.0, 0.1)}, float("nan"), {}, 1.0, ("A note.",))
+    report = Report({"a": 1.0}, {"model": (1.0, 0.1)}, {}, ("A note.",))
     assert str(report).endswith("A note.") and "back from" not in str(report)
 
 
