@@ -249,30 +249,36 @@ def test_a_lost_stretch_costs_what_one_without_memory_does():
     ("error", "begun", "chosen"), [(0.98, 1.0, True), (0.995, 1.0, False), (0.98, 1.02, False)]
 )
 def test_a_rival_must_earn_its_place(monkeypatch, error, begun, chosen):
-    def judged_options(setting, options, folds, values, limit):
-        return np.array([[2.0, 1.0, 1.0], [error, begun, 1.0], [error + 0.01, begun, 1.0]])
+    def mean_of_folds(one, setting, folds, values):
+        runs = jnp.broadcast_to(jnp.arange(3.0)[:, None, None, None], (1, 3, 3, 2, 2))
+        if one is _candidates.judge:
+            return np.ones(3), -jnp.ones((1, 3, 2, 2))
+        return np.array([[2.0, 1.0, 1.0], [error, begun, 1.0], [error + 0.01, begun, 1.0]]), runs
 
-    monkeypatch.setattr(_candidates, "judged", lambda *_: np.ones(3))
-    monkeypatch.setattr(_candidates, "_judged_options", judged_options)
+    monkeypatch.setattr(_candidates, "_mean_of_folds", mean_of_folds)
     one = jnp.asarray(1.0)
     setting = _candidates.Setting(one, one, None, None, None, "pairs", one)
     states, seen = walk(100, 4)
     folds = _folds.make_folds(states, seen[:, :2], None)
-    found = _candidates.recovering(setting, folds, {})
+    found, runs = _candidates.recovering(setting, folds, {})
     assert found.rival == (_candidates.RIVALS[1] if chosen else None)
+    close(runs, jnp.full((1, 3, 2, 2), 1.0 if chosen else -1.0))
 
 
 def test_options_side_by_side_are_judged_as_alone():
     states, seen = walk(200, 4)
     folds = _folds.make_folds(states, seen[:, :2], None)
+    fold = jax.tree.map(lambda leaf: leaf[0], folds)
     values = dict(zip(_filter.RANGES, jnp.array([0.4, 0.3, 1e-3, 1e-4, 0.1]), strict=True))
     scales = kbr.kernels.coordinate_scale(states), kbr.median_heuristic(seen[:, :2])
     setting = _candidates.Setting(*scales, None, None, None, "pairs", jnp.asarray(1.0))
     options = {"rival": jnp.asarray(_candidates.RIVALS)}
-    found = _candidates._judged_options(setting, options, folds, values, np.inf)
-    for rival, errors in zip(_candidates.RIVALS, found, strict=True):
+    found = _candidates._judge_options(options, setting, fold, values)
+    for index, rival in enumerate(_candidates.RIVALS):
         alone = _candidates._with(setting, {"rival": jnp.asarray(rival)})
-        close(errors, _candidates.judged(alone, folds, values), 1e-8)
+        expected = _candidates.judge(alone, fold, values)
+        close(found[0][index], expected[0], 1e-8)
+        close(found[1][index], expected[1], 1e-8)
 
 
 def test_a_belief_is_tested_by_all_coordinates():

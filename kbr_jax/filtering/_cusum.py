@@ -19,6 +19,11 @@ from ._discriminant import DiscriminantLikelihood, fit_discriminant
 from ._kernel_bayes import KernelBayesFilter, KernelBayesState
 from ._known import as_function
 
+#: Training observations for which alternatives are made at a time. In the look-alike room, 1000
+#: pairs, one at a time takes 1.5 s, 10, 20 and 50 take .8, .7 and .6 s. Each holds the matrices of
+#: Bayes' rule.
+_BATCH = 20
+
 
 class CusumState(eqx.Module):
     """The state of the base filter, and the cumulative sum against its belief."""
@@ -191,7 +196,7 @@ def fit_cusum_restart(
         near = _near(kernel, state, points, exclusion)
         return decode(base.embed(alternative(base, factor, code, near)[0]))
 
-    proposals = lax.map(propose, (codes, states))
+    proposals = lax.map(propose, (codes, states), batch_size=_BATCH)
     values = jax.vmap(function)(observations)
     return CusumRestartFilter(
         base=base,

@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -200,33 +201,36 @@ def _beliefs(setting: Setting, fold: Fold, values: dict) -> Float[Array, "b n"]:
     return weights.reshape(-1, weights.shape[-1])
 
 
-def held_out(setting: Setting, folds: Fold, values: dict) -> tuple[Array, Array]:
-    """Errors of all runs `[k, 3, w, l]`, and beliefs from the marginal `[k, b, n]`."""
-    each = [take(folds, index) for index in range(folds.truth.shape[0])]
-    runs = [judge(setting, fold, values)[1] for fold in each]
-    return jnp.stack(runs), jnp.stack([_beliefs(setting, fold, values) for fold in each])
+def beliefs(setting: Setting, folds: Fold, values: dict) -> Float[Array, "k b n"]:
+    """Beliefs of runs from the marginal, without a gap."""
+    count = folds.truth.shape[0]
+    return jnp.stack([_beliefs(setting, take(folds, index), values) for index in range(count)])
 
 
-def recovering(setting: Setting, folds: Fold, values: dict) -> Setting:
+def recovering(
+    setting: Setting, folds: Fold, values: dict
+) -> tuple[Setting, Float[Array, "k 3 w l"]]:
     """Choose how a wrong belief is left, if a way makes the held-out runs better.
 
     None may lose beliefs that started right: where states look alike, a rival from the marginal of
     the states is as likely as a belief that has seen more.
+
+    **Returns:** the setting, and the errors of its runs in all folds.
     """
-    error, begun, wrong = judged(setting, folds, values)
+    (error, begun, wrong), runs = _mean_of_folds(judge, setting, folds, values)
     lost = float(setting.lost)
-    best, limit = setting, (1 - MARGIN) * error
+    best, limit = (setting, runs), (1 - MARGIN) * error
     most = begun + MARGIN * (lost if np.isfinite(lost) else begun)
     ways: list[dict[str, Any]] = [{"rival": jnp.asarray(RIVALS)}]
     # A belief that comes back by itself needs no test.
     if wrong > lost and folds.mapped and folds.states.shape[1] >= LEAST:
         ways.append({"cusum": tuple(jnp.asarray(CUSUMS).T)})
     for options in ways:
-        found = _judged_options(setting, options, folds, values, limit)
+        found, runs = _mean_of_folds(partial(_judge_options, options), setting, folds, values)
         for index, (error, begun, _) in enumerate(found):
             if error <= limit and begun <= most:
                 option = jax.tree.map(operator.itemgetter(index), options)
-                best, limit = _with(setting, option), error
+                best, limit = (_with(setting, option), runs[:, index]), error
     return best
 
 
@@ -242,20 +246,18 @@ def _with(setting: Setting, option: dict) -> Setting:
 
 @eqx.filter_jit
 def _judge_options(
-    setting: Setting, options: dict, fold: Fold, values: dict
-) -> Float[Array, "o 3"]:
-    """The three errors of each option. What does not depend on it is fitted once."""
-    return jax.vmap(lambda option: judge(_with(setting, option), fold, values)[0])(options)
+    options: dict, setting: Setting, fold: Fold, values: dict
+) -> tuple[Float[Array, "o 3"], Float[Array, "o 3 w l"]]:
+    """As `judge`, for each option. What does not depend on it is fitted once."""
+    return jax.vmap(lambda option: judge(_with(setting, option), fold, values))(options)
 
 
-def _judged_options(
-    setting: Setting, options: dict, folds: Fold, values: dict, limit: float
-) -> np.ndarray:
-    """As `judged`, for all options side by side `[o, 3]`."""
-    total, count = np.zeros(()), folds.truth.shape[0]
-    for index in range(count):
-        found = _judge_options(setting, options, take(folds, index), values)
-        total = total + np.asarray(found, float)
-        if np.all(total[:, 0] > limit * count):
-            break
-    return total / count
+def _mean_of_folds(
+    one: Callable, setting: Setting, folds: Fold, values: dict
+) -> tuple[np.ndarray, Array]:
+    """Mean errors over all folds, and the errors of all runs."""
+    count = folds.truth.shape[0]
+    errors, runs = zip(
+        *(one(setting, take(folds, index), values) for index in range(count)), strict=True
+    )
+    return np.mean([np.asarray(error, float) for error in errors], axis=0), jnp.stack(runs)
