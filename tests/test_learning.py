@@ -314,6 +314,31 @@ def test_a_belief_is_tested_by_all_coordinates():
         assert float(jnp.max(errors[-20:])) < 0.3
 
 
+def test_a_given_kernel_of_observations_sees_them_as_they_are(monkeypatch):
+    values = dict(zip(_filter.RANGES, jnp.array([0.4, 1.0, 1e-3, 1e-4, 0.1]), strict=True))
+    monkeypatch.setattr(_filter, "_best", lambda settings, *_: (settings[0], values))
+    monkeypatch.setattr(_filter, "_tuned", lambda setting, folds, values, fixed: values)
+    monkeypatch.setattr(_filter, "recovering", lambda setting, *_: (setting, None))
+    monkeypatch.setattr(_filter, "_report", lambda *_: Report({}, {}, {}, ()))
+    states, seen = walk(200, 5)
+    kernel = kbr.Gaussian(jnp.array([0.5, 0.5, 100.0]))
+    filt, _ = kbr.learn_filter(states, seen, kernel_observations=kernel, progress=False)
+    scale = kbr.kernels.coordinate_scale(states)
+    expected = kbr.fit_filter(
+        kbr.Gaussian(0.4 * scale),
+        kernel,
+        states,
+        seen,
+        regularizer=1e-3,
+        posterior_regularizer=1e-4,
+        landmarks_states=_candidates.RANK,
+        clipping=kbr.Clipping(truncation=0.1),
+        max_active=_candidates.ACTIVE,
+    )
+    runs = [kbr.state_mean(one, kbr.run_filter(one, seen[:9])) for one in (filt, expected)]
+    close(*runs, 1e-8)
+
+
 def test_credible_level_by_hand():
     points = jnp.asarray([[0.0], [0.1], [3.0]])
     belief = kbr.embed(kbr.Gaussian(0.5), points, jnp.asarray([0.5, 0.3, 0.2]))
