@@ -336,7 +336,7 @@ def test_a_given_kernel_of_observations_sees_them_as_they_are(monkeypatch):
         max_active=_candidates.ACTIVE,
     )
     runs = [kbr.state_mean(one, kbr.run_filter(one, seen[:9])) for one in (filt, expected)]
-    close(*runs, 1e-8)
+    close(*runs, 1e-5, 1e-5)  # most landmarks are near others
 
 
 def test_credible_level_by_hand():
