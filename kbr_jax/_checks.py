@@ -37,7 +37,7 @@ def as_arrays(points: Points, name: str) -> Points:
     """`points` with leaves that are arrays; data frames and lists of numbers are arrays."""
     if isinstance(points, list) and all(np.ndim(leaf) == 0 for leaf in jax.tree.leaves(points)):
         try:
-            return jnp.asarray(np.asarray(points))
+            points = np.asarray(points)
         except ValueError:
             raise ValueError(f"The rows of `{name}` have different lengths.") from None
     if isinstance(points, list):

@@ -241,8 +241,9 @@ def test_lists_of_numbers_and_tables_are_samples():
         np.testing.assert_allclose(kbr.condition(again, x[0].tolist()).weights, expected[0])
     with pytest.raises(ValueError, match="rows of `points` have different lengths"):
         kbr.embed(None, [[1.0, 2.0], [3.0]])
-    with pytest.raises(ValueError, match="no array of numbers"):
-        kbr.embed(None, np.array(["a", "b"]))
+    for words in (["a", "b"], np.array(["a", "b"]), np.array([1, 2.5], object)):
+        with pytest.raises(ValueError, match="no array of numbers"):
+            kbr.embed(None, words)
 
 
 @pytest.mark.parametrize(
