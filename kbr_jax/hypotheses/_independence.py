@@ -277,14 +277,20 @@ def _low_rank(
         ]
     )
 
-    def statistic(data, order):
-        phi, psi = data
-        moved = [take(part, order) for part in psi]
-        found = [[jnp.sum(matmul(a.T, b) ** 2) for b in moved] for a in phi]
-        return jnp.stack([jnp.stack(row) for row in found]) / n / n
+    ends = [np.cumsum([part.shape[1] for part in side])[:-1] for side in centers]
 
-    null = _permuted(key, draws, n, statistic, centers, dependent, mesh)
-    return _normalized(statistic(centers, jnp.arange(n)), null, rows, sides)
+    def statistic(data, order):
+        """One product for all pairs of kernels, and the sums of the squares of its blocks."""
+        phi, psi = data
+        found = matmul(phi.T, take(psi, order)) ** 2
+        for axis, cuts in enumerate(ends):
+            parts = [jnp.sum(part, axis=axis) for part in jnp.split(found, cuts, axis=axis)]
+            found = jnp.stack(parts, axis=axis)
+        return found / n / n
+
+    data = tuple(jnp.concatenate(side, axis=1) for side in centers)
+    null = _permuted(key, draws, n, statistic, data, dependent, mesh)
+    return _normalized(statistic(data, jnp.arange(n)), null, rows, sides)
 
 
 def _of_features(
