@@ -3,6 +3,7 @@
 import warnings
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -183,6 +184,25 @@ def test_the_metric_of_z_is_learned_with_the_given_kernels():
     for kernel, points in ((given, jnp.arange(60)), trees):
         found = ci_test(kernel, None, None, points, y, z, key=KEY)
         np.testing.assert_allclose(found.null, expected.null, rtol=1e-6)
+
+
+def test_few_points_and_few_features_have_one_statistic():
+    """Products of features, or of their Gram matrices, whichever are fewer."""
+    n, rows = 40, jnp.arange(40)
+    targets, basis, numbers = (jnp.asarray(RNG.normal(size=(n, 2))) for _ in range(3))
+    fitted = regress(jax.tree.map(lambda leaf: leaf[None], smoother(basis)), targets)
+    parts = [
+        _conditional._Part(
+            [fitted], jnp.asarray(RNG.normal(size=(n, 2))), jnp.ones(()), jnp.ones(())
+        )
+        for _ in range(2)
+    ]
+    wide = [eqx.tree_at(lambda p: p.left, p, jnp.pad(p.left, ((0, 0), (0, 5)))) for p in parts]
+    found, padded = (
+        _conditional._compared(each, numbers, rows, KEY, 50, None)[0] for each in (parts, wide)
+    )
+    for a, b in zip(found, padded, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9)
 
 
 def test_batches_and_gradients():

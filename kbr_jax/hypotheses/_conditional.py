@@ -2,6 +2,7 @@ r"""A test of independence given a third variable, by regressions on it that cho
 
 import functools
 import itertools
+import math
 import warnings
 from typing import Any
 
@@ -176,15 +177,19 @@ def _compared(
 ) -> tuple[tuple[Array, Array, Array], dict[str, Array]]:
     """The statistic, its null and its magnitude, and fields of the result."""
     left, n = [part.left for part in parts], numbers.shape[0]
-    weights = _weights(numbers, rows)
-    terms = left[0][:, :, None, None] * left[1][:, None, :, None] * weights[:, None, None]
-    terms = terms.reshape(n, -1)
+    factors = [*left, _weights(numbers, rows)]
+    few = n < math.prod(factor.shape[1] for factor in factors)
+    if few:  # the products of the features' Gram matrices are smaller than those of the features
+        terms = functools.reduce(jnp.multiply, (matmul(part, part.T) for part in factors))
+    else:
+        terms = functools.reduce(_products, factors)
 
     def draw(terms, one: PRNGKeyArray) -> Float[Array, " n"]:
         return jax.random.rademacher(one, (n,), terms.dtype)
 
     def statistics(terms, signs: Float[Array, "b n"]) -> Float[Array, " b"]:
-        return jnp.sum(matmul(signs, terms) ** 2, axis=1) / n
+        found = matmul(signs, terms)
+        return jnp.sum(found * (signs if few else found), axis=1) / n
 
     null = simulate(key, draws, draw, statistics, terms, mesh)
     first, second = parts
@@ -205,6 +210,11 @@ def _compared(
     }
     statistic = statistics(terms, jnp.ones((1, n), terms.dtype))[0]
     return (statistic, null * freedom, magnitude), fields
+
+
+def _products(a: Float[Array, "n a"], b: Float[Array, "n b"]) -> Float[Array, "n ab"]:
+    """All products of a column of each."""
+    return (a[:, :, None] * b[:, None]).reshape(len(a), -1)
 
 
 @eqx.filter_jit
