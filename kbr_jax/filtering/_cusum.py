@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._checks import as_fraction, as_positive, as_regularizer, check_same_size, fill, take
+from .._checks import as_fraction, as_positive, as_regularizer, check_same_size, fill, size, take
 from .._solves import AbstractFactor
 from .._typing import Array, ArrayLike, Bool, Float, Point, Points
 from ..embedding import Embedding
@@ -20,9 +20,9 @@ from ._kernel_bayes import KernelBayesFilter, KernelBayesState
 from ._known import as_function
 
 #: Training observations for which alternatives are made at a time. In the look-alike room, 1000
-#: pairs, one at a time takes 1.5 s, 10, 20 and 50 take .8, .7 and .6 s. Each holds the matrices of
-#: Bayes' rule.
-_BATCH = 20
+#: pairs, one at a time takes 1.5 s, 10, 20 and 50 take .8, .7 and .6 s. Fewer where the matrices of
+#: Bayes' rule would be large together: 128 MB each.
+_BATCH, _ENTRIES = 20, 2**24
 
 
 class CusumState(eqx.Module):
@@ -196,7 +196,9 @@ def fit_cusum_restart(
         near = _near(kernel, state, points, exclusion)
         return decode(base.embed(alternative(base, factor, code, near)[0]))
 
-    proposals = lax.map(propose, (codes, states), batch_size=_BATCH)
+    active = base.max_active or size(states)
+    batch = max(1, min(_BATCH, _ENTRIES // active**2))
+    proposals = lax.map(propose, (codes, states), batch_size=batch)
     values = jax.vmap(function)(observations)
     return CusumRestartFilter(
         base=base,
