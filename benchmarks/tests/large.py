@@ -46,9 +46,9 @@ def two_samples(kernel: Any, n: int, **options: Any) -> Any:
 def pairs(median: bool) -> Any:
     x, y = normal(KEYS[0], N), normal(KEYS[1], N)
     y = y.at[:, 0].add(0.03 * x[:, 0])
-    kernels = [default_kernel(part[:1000]) if median else None for part in (x, y)]
+    first, second = (default_kernel(part[:1000]) if median else None for part in (x, y))
     test = kbr.hypotheses.independence_test
-    return test(*kernels, x, y, **OPTIONS, landmarks=LANDMARKS).p_value
+    return test(first, second, x, y, **OPTIONS, landmarks=LANDMARKS).p_value
 
 
 def triple(n: int) -> tuple[jax.Array, jax.Array, jax.Array]:
