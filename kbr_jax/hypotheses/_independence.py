@@ -280,7 +280,7 @@ def _low_rank(
     ends = [np.cumsum([part.shape[1] for part in side])[:-1] for side in centers]
 
     def statistic(data, order):
-        """One product for all pairs of kernels, and the sums of the squares of its blocks."""
+        """One product for all pairs of kernels. The squares of its blocks are summed."""
         phi, psi = data
         found = matmul(phi.T, take(psi, order)) ** 2
         for axis, cuts in enumerate(ends):
