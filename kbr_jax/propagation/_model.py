@@ -173,21 +173,20 @@ def fit_belief_propagation(
         )
         for group in layout.messages
     )
-    first: dict[int, int] = {}
-    for kind, support in supports.items():
-        first.setdefault(id(support), kind)
+    own = tuple(supports.get(kind) for kind in range(graph.num_node_types))
+    sent, seen = transfers
+    first, weighted = _first_of(own), pivots is None
     return PropagationModel(
-        layout,
-        kernels,
-        tuple(supports.get(kind) for kind in range(graph.num_node_types)),
-        samples,
-        transfers[0],
-        transfers[1],
-        features,
-        offsets,
-        tuple(first.get(id(supports.get(kind))) for kind in range(graph.num_node_types)),
-        pivots is None,
+        layout, kernels, own, samples, sent, seen, features, offsets, first, weighted
     )
+
+
+def _first_of(supports: tuple) -> tuple[int | None, ...]:
+    """For each node type the first type with the very same support, None without one."""
+    first: dict[int, int] = {}
+    for kind, support in enumerate(supports):
+        first.setdefault(id(support), kind)
+    return tuple(None if one is None else first[id(one)] for one in supports)
 
 
 def _fit_groups(graph: PairwiseGraph, regression: Any, hidden: dict, watched: dict, choices: tuple):
