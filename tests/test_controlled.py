@@ -349,3 +349,15 @@ def test_gradients_and_batches():
         low, high = (both(logs + sign * shift, batch)[0] for sign in (-1, 1))
         assert np.all(np.abs(gradient[:, i]) > 1e-5)
         close(gradient[:, i], (high - low) / (2 * step), 1e-5, 1e-9)
+
+
+def test_predictions_of_several_runs_have_inputs_of_their_own():
+    filt = fit(None, "pairs", H_U, RIDGE, 0.05)
+    inputs = [jnp.asarray(INPUTS[:4]), jnp.asarray(INPUTS[4:7])]
+    runs = kbr.run_filter(filt, [jnp.asarray(TEST[:4]), jnp.asarray(TEST[4:7])], controls=inputs)
+    ahead = kbr.predict(filt, runs, 2, controls=[own[:2] for own in inputs])
+    for run, own, found in zip(runs, inputs, ahead, strict=True):
+        alone = kbr.predict(filt, run, 2, controls=own[:2])
+        np.testing.assert_array_equal(found.weights, alone.weights)
+    with pytest.raises(ValueError, match="`controls` holds 1 trajectories and `output` 2"):
+        kbr.predict(filt, runs, 2, controls=inputs[:1])

@@ -15,7 +15,7 @@ from .._typing import Array, ArrayLike, Bool, Float, Point, Points, with_numbers
 from ..devices import over_devices
 from ..embedding import Embedding
 from ..rules import AbstractConditional
-from ._sequences import check_marked, padded_sequences
+from ._sequences import check_lists, check_marked, padded_sequences
 
 
 class FilterOutput(eqx.Module):
@@ -353,19 +353,21 @@ def state_mean(filt: AbstractFilter, output: Any) -> Any:
     return filt.mean(output.weights)
 
 
-def predict(
-    filt: AbstractFilter, output: Any, steps: int = 1, *, controls: Points | None = None
-) -> Any:
+def predict(filt: AbstractFilter, output: Any, steps: int = 1, *, controls: Any = None) -> Any:
     """Predict the state `steps` transitions after a belief: that many steps without observations.
 
     **Arguments:** `output` of a step, of a run or batch with leading axes, or a list of runs;
-    `steps` >= 1 (static); `controls` `[steps, ...]`, the first at the time of the belief.
+    `steps` >= 1 (static); `controls` `[steps, ...]`, the first at the time of the belief, or a list
+    of them for a list of runs.
 
     **Returns:** the `FilterOutput` of the last of these steps, a list for a list. `belief` and
     `state_mean` read it.
     """
     if isinstance(output, list):
-        return [predict(filt, one, steps, controls=controls) for one in output]
+        inputs = [None] * len(output) if controls is None else controls
+        check_lists(inputs, "controls", output, "output")
+        pairs = zip(output, inputs, strict=True)
+        return [predict(filt, run, steps, controls=own) for run, own in pairs]
     return _predict(filt, output, as_count(steps, "steps"), controls)
 
 
