@@ -25,6 +25,10 @@ def held_out():
     return tuning.leave_out_forecasts(model())
 
 
+def dynamics():
+    return kbr.dynamics.fit_dynamics(KERNEL, kbr.dynamics.sample_sequence(X.reshape(5, 5, 2)))
+
+
 CALLS = {
     "condition": lambda: kbr.condition(model(), X[:3]),
     "sum": lambda: kbr.sum_rule(model(), kbr.embed(KERNEL, X[:5])),
@@ -43,7 +47,10 @@ CALLS = {
         tuning.fit_bandwidth(held_out(), Y),
         tuning.conformal_margin(held_out(), Y),
         tuning.calibrate(held_out(), Y),
+        tuning.adaptive_margins(held_out(), Y),
     ),
+    "dynamics": lambda: kbr.dynamics.extrapolate(dynamics(), 2, estimator="ridge"),
+    "rotations": lambda: kbr.embedding.nearest_rotation(X[:4].reshape(2, 2, 2)),
 }
 
 

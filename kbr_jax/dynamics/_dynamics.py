@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from .._checks import as_count, as_float, as_non_negative, as_positive, check_choice
 from .._lapack import pseudo_inverse
-from .._numerics import matmul, safe_sqrt
+from .._numerics import matmul, one_program, safe_sqrt
 from .._typing import Array, ArrayLike, Float
 from ..embedding import Embedding, inner
 from ..kernels import AbstractKernel, KernelLike, as_kernel, default_kernel
@@ -164,7 +164,7 @@ def _intervals(times: ArrayLike | None, count: int, form: str) -> Float[Array, "
     return as_positive(jnp.diff(times), "steps of times")
 
 
-@jax.jit
+@one_program
 def coefficient_matrix(
     gram: Float[Array, "T T"],
     gammas: Float[Array, " t"],
@@ -193,7 +193,12 @@ def apply_dynamics(model: DistributionDynamics, embedding: Embedding) -> Float[A
         model.kernel, sets_of(model), jnp.eye(model.gram.shape[0], dtype=model.gram.dtype)
     )
     products = jax.vmap(lambda w: inner(Embedding(one.kernel, one.points, w), embedding))
-    values = jnp.moveaxis(products(one.weights), 0, -1)
+    return _applied(model, products(one.weights))
+
+
+@eqx.filter_jit
+def _applied(model: DistributionDynamics, products: Float[Array, "T *b"]) -> Float[Array, "*b T"]:
+    values = jnp.moveaxis(products, 0, -1)
     rates = matmul(values[..., :-1], model.coefficients.T) / model.intervals
     shifted = jnp.pad(rates, ((0, 0),) * (rates.ndim - 1) + ((1, 0),))
     return shifted if model.form == "next" else shifted - jnp.roll(shifted, -1, axis=-1)
@@ -249,11 +254,18 @@ def forecast_coefficients(
             f"`start` has shape {c.shape}; it must hold one coefficient for each of {count} sets."
         )
 
+    return _forecasts(model, c, length, steps)
+
+
+@eqx.filter_jit
+def _forecasts(
+    model: DistributionDynamics, start: Float[Array, " T"], length: Float[Array, ""], steps: int
+) -> Float[Array, "steps T"]:
     def step(c, _):
         c = advance(model, model.coefficients, c, length)
         return c, c
 
-    return jax.lax.scan(step, c, length=steps)[1]
+    return jax.lax.scan(step, start, length=steps)[1]
 
 
 def recency_weights(num_sets: int, decay: ArrayLike) -> Float[Array, " t"]:

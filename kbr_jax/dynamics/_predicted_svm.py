@@ -10,6 +10,8 @@ is convex for a convex loss (L15 eqs 11 and 12). Several classes are told apart 
 rest.
 """
 
+import functools
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -26,7 +28,7 @@ from .._checks import (
     is_real,
     size,
 )
-from .._numerics import matmul, safe_divide
+from .._numerics import matmul, one_program, safe_divide
 from .._solves import psd_solve
 from .._typing import Array, ArrayLike, Bool, Float, Points, with_numbers
 from ..features import AbstractFeatureMap, FeatureChoice, Landmarks, fit_features
@@ -55,9 +57,14 @@ def flip_labels(
             "`labels` must be -1 or 1; classes of other names go to `fit_predicted_svm`."
         )
     weights = as_weights(weights, labels.shape[0], "weights", jnp.dtype("float32"))
-    return jnp.where(weights < 0, -1, 1).astype(weights.dtype) * labels.astype(
-        weights.dtype
-    ), jnp.abs(weights)
+    return _flipped(labels.astype(weights.dtype), weights)
+
+
+@one_program
+def _flipped(
+    labels: Float[Array, " n"], weights: Float[Array, " n"]
+) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+    return jnp.where(weights < 0, -labels, labels), jnp.abs(weights)
 
 
 class PredictedSVM(eqx.Module):
@@ -144,7 +151,21 @@ def fit_predicted_svm(
             "A classifier needs explicit features: `landmarks` as a rank, `Landmarks` or "
             "`RandomFourier`."
         )
+    penalty = as_positive(penalty, "penalty", scalar=True).astype(weights.dtype)
     coordinates = _codes(features, x).astype(weights.dtype)
+    w, b, converged = _trained(coordinates, labels, weights, penalty, classes, intercept)
+    return PredictedSVM(features, w, b, classes, converged)
+
+
+@functools.partial(one_program, static_argnums=5)
+def _trained(
+    coordinates: Float[Array, "n r"],
+    labels: Array,
+    weights: Float[Array, " n"],
+    penalty: Float[Array, ""],
+    classes: Array,
+    intercept: bool,
+) -> tuple[Float[Array, "c r"], Float[Array, " c"], Bool[Array, " c"]]:
     amounts = jnp.abs(weights)
     center = jnp.zeros(coordinates.shape[1], coordinates.dtype)
     if intercept:  # far from the origin its trace of a penalty would be one of w
@@ -155,14 +176,13 @@ def fit_predicted_svm(
         )
     positive = classes[1:] if classes.shape[0] == 2 else classes
     targets = jnp.where(labels[None, :] == positive[:, None], 1, -1).astype(weights.dtype)
-    loss_weights = as_positive(penalty, "penalty", scalar=True).astype(weights.dtype) * amounts
     targets = jnp.where(weights < 0, -targets, targets)
-    solution, converged = _fit(coordinates, targets, loss_weights, intercept)
-    w, b = solution, jnp.zeros(solution.shape[0], solution.dtype)
-    if intercept:
-        w = solution[:, :-1]
-        b = solution[:, -1] - matmul(w, center)
-    return PredictedSVM(features, w, b, classes, converged)
+    w, converged = jax.vmap(lambda y: _squared_hinge(coordinates, y, penalty * amounts, intercept))(
+        targets
+    )
+    if not intercept:
+        return w, jnp.zeros(w.shape[0], w.dtype), converged
+    return w[:, :-1], w[:, -1] - matmul(w[:, :-1], center), converged
 
 
 def _as_classes(labels: Array, classes: ArrayLike | None) -> Array:
@@ -182,11 +202,6 @@ def _as_classes(labels: Array, classes: ArrayLike | None) -> Array:
         if len(unknown):
             raise ValueError(f"`labels` holds {unknown[0]}, which is not among `classes`.")
     return classes
-
-
-@eqx.filter_jit
-def _fit(coordinates, targets, loss_weights, intercept: bool):
-    return jax.vmap(lambda y: _squared_hinge(coordinates, y, loss_weights, intercept))(targets)
 
 
 def _squared_hinge(coordinates: Float[Array, "n r"], y, scale, intercept: bool):
@@ -246,7 +261,14 @@ def decision_values(svm: PredictedSVM, x: Points) -> Float[Array, "n c"]:
             f"`x` has {coordinates.shape[1]} features, the classifier {svm.coefficients.shape[1]}; "
             f"they must agree."
         )
-    return matmul(coordinates, svm.coefficients.T) + svm.intercepts
+    return _values(coordinates, svm.coefficients, svm.intercepts)
+
+
+@one_program
+def _values(
+    coordinates: Float[Array, "n r"], w: Float[Array, "c r"], b: Float[Array, " c"]
+) -> Float[Array, "n c"]:
+    return matmul(coordinates, w.T) + b
 
 
 def classify(svm: PredictedSVM, x: Points) -> Array:
@@ -254,6 +276,10 @@ def classify(svm: PredictedSVM, x: Points) -> Array:
 
     Cost and errors as `decision_values`.
     """
-    values = decision_values(svm, x)
+    return _of_largest(decision_values(svm, x), svm.classes)
+
+
+@one_program
+def _of_largest(values: Float[Array, "n c"], classes: Array) -> Array:
     index = (values[:, 0] > 0).astype(int) if values.shape[1] == 1 else jnp.argmax(values, axis=1)
-    return svm.classes[index]
+    return classes[index]

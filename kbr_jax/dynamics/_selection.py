@@ -5,12 +5,13 @@ What regularizers, weights and bandwidths are chosen by.
 
 from typing import Literal
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from .._checks import as_count, as_non_negative, check_choice, is_concrete
-from .._numerics import matmul
+from .._numerics import matmul, one_program
 from .._typing import Array, ArrayLike, Float
 from ..embedding import normalized
 from ..kernels import KernelLike, as_kernel
@@ -84,7 +85,11 @@ def _reference(model: DistributionDynamics, kernel: KernelLike | None) -> Float[
     )
 
 
-def _squares(residuals: Float[Array, "m T"], gram: Float[Array, "T T"]) -> Float[Array, " m"]:
+@one_program
+def _errors(predictions: Float[Array, "m T"], gram: Float[Array, "T T"]) -> Float[Array, " m"]:
+    """Squared distances to the last m sets."""
+    count = gram.shape[0]
+    residuals = predictions - jnp.eye(count, dtype=gram.dtype)[count - predictions.shape[0] :]
     return jnp.maximum(jnp.sum(matmul(residuals, gram) * residuals, axis=-1), 0)
 
 
@@ -106,22 +111,20 @@ def leave_one_out_errors(
     **Returns:** `[T - 1]`. Cost O(T^3). **Raises:** `ValueError` for a regularizer of 0 and a
     Gram matrix of less than full rank (outside `jit`).
     """
-    return _squares(
-        left_out_predictions(model) - jnp.eye(model.gram.shape[0], dtype=model.gram.dtype)[1:],
-        _reference(model, kernel),
-    )
-
-
-def left_out_predictions(model: DistributionDynamics) -> Float[Array, "t T"]:
-    """Coefficients of each one-step prediction by the operator of all other steps."""
-    count = model.gram.shape[0]
     if is_concrete(model.regularizer) and float(model.regularizer) == 0:
         gram = np.asarray(model.gram)[:-1, :-1]
-        if np.linalg.matrix_rank(gram, hermitian=True) < count - 1:
+        if np.linalg.matrix_rank(gram, hermitian=True) < gram.shape[0]:
             raise ValueError(
                 "Leaving a step out needs a positive `regularizer` where the Gram matrix of the "
                 "sets does not have full rank."
             )
+    return _errors(left_out_predictions(model), _reference(model, kernel))
+
+
+@eqx.filter_jit
+def left_out_predictions(model: DistributionDynamics) -> Float[Array, "t T"]:
+    """Coefficients of each one-step prediction by the operator of all other steps."""
+    count = model.gram.shape[0]
     matrix, identity = model.coefficients, jnp.eye(count - 1, dtype=model.gram.dtype)
     diagonal = jnp.diagonal(matrix)
     learned = diagonal > 0
@@ -163,12 +166,10 @@ def rolling_origin_errors(
             f"`first` is at least 2, and "
             "`first` + `steps` at most the number of sets."
         )
-    targets = jnp.eye(count, dtype=model.gram.dtype)[first - 1 + steps :]
-    return _squares(
-        rolling_origin_predictions(model, first, steps) - targets, _reference(model, kernel)
-    )
+    return _errors(rolling_origin_predictions(model, first, steps), _reference(model, kernel))
 
 
+@eqx.filter_jit
 def rolling_origin_predictions(
     model: DistributionDynamics, first: int, steps: int, restored: bool = False
 ) -> Float[Array, "m T"]:

@@ -1,5 +1,6 @@
 r"""Sequences of samples of different sizes, and the inner products of their mean embeddings."""
 
+import functools
 from collections.abc import Sequence
 
 import equinox as eqx
@@ -21,8 +22,8 @@ from .._checks import (
     take,
     without_padding,
 )
-from .._numerics import matmul
-from .._typing import Array, ArrayLike, Float, Points
+from .._numerics import matmul, one_program
+from .._typing import Array, ArrayLike, Bool, Float, Points
 from ..embedding import Embedding
 from ..kernels import AbstractKernel, KernelLike, as_kernel
 
@@ -104,16 +105,19 @@ def _sequence(points: Points, weights: ArrayLike | None, mask: ArrayLike | None)
         points = jax.vmap(without_padding)(points, present)
     points = check_finite(points, "sets")
     if weights is None:
-        counts = jnp.sum(present, axis=1, keepdims=True).astype(dtype)
-        return SampleSequence(
-            points, jnp.where(present, 1 / jnp.where(counts > 0, counts, 1), 0).astype(dtype)
-        )
+        return SampleSequence(points, _uniform(present).astype(dtype))
     weights = as_weights(weights, shape[1], "weights", dtype)
     if weights.shape != shape:
         raise ValueError(
             f"`weights` has shape {weights.shape}; sets of shape {shape} need one weight a point."
         )
     return SampleSequence(points, jnp.where(present, weights, 0))
+
+
+@one_program
+def _uniform(present: Bool[Array, "T n"]) -> Float[Array, "T n"]:
+    counts = jnp.sum(present, axis=1, keepdims=True).astype(float)
+    return jnp.where(present, 1 / jnp.maximum(counts, 1), 0)
 
 
 def combine(kernel: KernelLike, sets: SampleSequence, coefficients: ArrayLike) -> Embedding:
@@ -177,12 +181,17 @@ def embedding_gram(
         kernel,
         sets,
         others,
-        (jnp.asarray(pairs[0]), jnp.asarray(pairs[1])),
+        pairs,
         min(block_size, len(pairs[0])),
     )
     if not same:
         return values.reshape(s, t)
-    gram = jnp.zeros((s, s), values.dtype).at[pairs].set(values)
+    return _symmetric(values, s)
+
+
+@functools.partial(one_program, static_argnums=1)
+def _symmetric(upper: Float[Array, " p"], size: int) -> Float[Array, "T T"]:
+    gram = jnp.zeros((size, size), upper.dtype).at[np.triu_indices(size)].set(upper)
     return gram + jnp.triu(gram, 1).T
 
 
@@ -229,10 +238,15 @@ def mean_noise(
     if is_concrete(many) and not np.any(np.asarray(many)):
         raise ValueError(f"Sets of one point do not tell how much an embedding scatters: {remedy}.")
     noise = sampling_noise(kernel, sets, squared_norms=squared_norms)
-    return jnp.sum(jnp.where(many, noise, 0)) / jnp.maximum(jnp.sum(many), 1).astype(noise.dtype)
+    return _mean_where(noise, many)
 
 
-@jax.jit
+@one_program
+def _mean_where(values: Float[Array, " T"], kept: Bool[Array, " T"]) -> Float[Array, ""]:
+    return jnp.sum(jnp.where(kept, values, 0)) / jnp.maximum(jnp.sum(kept), 1).astype(values.dtype)
+
+
+@one_program
 def _noise(
     weights: Float[Array, "T n"], own: Float[Array, "T n"], squared_norms: Float[Array, " T"]
 ) -> Float[Array, " T"]:

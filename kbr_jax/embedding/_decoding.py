@@ -22,7 +22,7 @@ from .._checks import (
     take,
 )
 from .._lapack import determinant, svd
-from .._numerics import HIGHEST, matmul, nan_unless_finite, safe_divide
+from .._numerics import HIGHEST, matmul, nan_unless_finite, one_program, safe_divide
 from .._typing import Array, ArrayLike, Float, Point, Points
 from ..kernels import Gaussian
 from ._embedding import Embedding, check_unbatched, evaluate
@@ -194,6 +194,7 @@ def _descend(
 
 
 @jax.custom_jvp
+@one_program
 def nearest_rotation(matrix: Float[Array, "*batch d d"]) -> Float[Array, "*batch d d"]:
     r"""Nearest rotation in Frobenius norm: $U \operatorname{diag}(1, \dots, \det(U V^\top)) V^\top$
     from the SVD of the matrix.

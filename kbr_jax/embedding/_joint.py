@@ -138,6 +138,7 @@ def covariance(
     return matmul(w, a * b) - matmul(w, a) * matmul(w, b)
 
 
+@eqx.filter_jit
 def squared_hs_norm(operator: CrossCovariance) -> Float[Array, "*batch"]:
     r"""Squared Hilbert-Schmidt norm $\operatorname{tr}(B K B L)$ with
     $B = \operatorname{diag}(w) - w w^\top$.
@@ -193,6 +194,12 @@ def hsic(
     n = size(joint.x)
     if n < 4:
         raise ValueError(f"The unbiased HSIC needs at least 4 pairs, got {n}.")
+    return _unbiased_hsic(joint)
+
+
+@eqx.filter_jit
+def _unbiased_hsic(joint: JointEmbedding) -> Float[Array, ""]:
+    n = size(joint.x)
     off = 1 - jnp.eye(n, dtype=joint.weights.dtype)
     # Centering does not change the statistic.
     k = off * _centered(joint.kernel_x.gram(joint.x, joint.x))[0]

@@ -2,6 +2,7 @@
 
 import math
 
+import equinox as eqx
 import jax.numpy as jnp
 
 from .._checks import as_positive
@@ -35,6 +36,12 @@ def credible_level(
     points = one_each(embedding, points)
     embedding.kernel.check(points, "points")
     tau = as_positive(temperature, "temperature", scalar=True)
+    levels = _levels(embedding, points, tau)
+    return levels[0] if embedding.weights.ndim == 1 else levels
+
+
+@eqx.filter_jit
+def _levels(embedding: Embedding, points: Points, tau: Float[Array, ""]) -> Float[Array, " b"]:
     positive = jnp.maximum(jnp.atleast_2d(embedding.weights), 0)
     # Powers of weights relative to the largest cannot all underflow. 0/0 marks a missing belief.
     relative = positive / jnp.max(positive, axis=1, keepdims=True)
@@ -48,5 +55,4 @@ def credible_level(
     n, eps = shares.shape[1], float(jnp.finfo(shares.dtype).eps)
     slack = 4 * eps * math.sqrt(n) * jnp.max(jnp.abs(own), axis=1, keepdims=True)
     levels = jnp.sum(jnp.where(own > at[:, None] + slack, shares, 0), axis=1)
-    levels = jnp.where(jnp.isnan(at), jnp.nan, levels)
-    return levels[0] if embedding.weights.ndim == 1 else levels
+    return jnp.where(jnp.isnan(at), jnp.nan, levels)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from .._numerics import one_program
 from .._typing import Array, ArrayLike, Float, Point, Points
 from ..kernels import Energy, gram_matvec
 from ._densities import bandwidths, equal, is_label, log_volume, probabilities, real_rows
@@ -28,14 +29,20 @@ def energy_score(embedding: Embedding, points: Point | Points) -> Float[Array, "
     atoms = embedding.points
     if is_label(atoms):
         raise ValueError("The energy score measures distances of real points: use `log_score`.")
-    atoms = real_rows(atoms, weights.dtype)
-    kernel = Energy(jnp.mean(atoms, axis=0))
-    rows = real_rows(rows, weights.dtype)
-    smooth = gram_matvec(kernel, atoms, atoms, weights.T).T
-    cross = jnp.sum(kernel.gram(rows, atoms) * weights, axis=-1)
-    scores = kernel.diagonal(rows) - 2 * cross + jnp.sum(smooth * weights, axis=-1)
+    atoms, rows = real_rows(atoms, weights.dtype), real_rows(rows, weights.dtype)
+    scores = _energy_scores(atoms, rows, weights)
     scores = jnp.where(unknown(jnp.atleast_2d(embedding.weights)), jnp.nan, scores)
     return scores[0] if embedding.weights.ndim == 1 else scores
+
+
+@one_program
+def _energy_scores(
+    atoms: Float[Array, "n d"], rows: Float[Array, "b d"], weights: Float[Array, "b n"]
+) -> Float[Array, " b"]:
+    kernel = Energy(jnp.mean(atoms, axis=0))
+    smooth = gram_matvec(kernel, atoms, atoms, weights.T).T
+    cross = jnp.sum(kernel.gram(rows, atoms) * weights, axis=-1)
+    return kernel.diagonal(rows) - 2 * cross + jnp.sum(smooth * weights, axis=-1)
 
 
 def log_score(

@@ -165,20 +165,20 @@ def soft_partition(
     kernel = as_kernel(kernel)
     kernel.check(centers.points, "centers")
     if temperature is None:
-        matrix = lax.stop_gradient(kernel.gram(centers.points, centers.points))
-        diagonal = jnp.diagonal(matrix)
-        squares = diagonal[:, None] + diagonal[None, :] - 2 * matrix
-        apart = (
-            centers.active[:, None]
-            & centers.active[None, :]
-            & ~jnp.eye(matrix.shape[0], dtype=bool)
-        )
-        nearest = jnp.min(jnp.where(apart, squares, jnp.inf), axis=1)
-        typical = jnp.nanmedian(jnp.where(jnp.isfinite(nearest), nearest, jnp.nan))
-        floor = 8 * jnp.finfo(matrix.dtype).eps * jnp.max(diagonal)
-        # One center has no neighbor: any temperature assigns everything to it.
-        temperature = jnp.where(jnp.isfinite(typical), jnp.maximum(typical / 4, floor), 1).astype(
-            matrix.dtype
-        )
+        matrix = kernel.gram(centers.points, centers.points)
+        temperature = _apart(lax.stop_gradient(matrix), centers.active)
     dtype = jax.eval_shape(kernel.diagonal, centers.points).dtype
     return PartitionOfUnity(kernel, centers, as_regularizer(temperature, "temperature", dtype))
+
+
+@one_program
+def _apart(gram: Float[Array, "K K"], active: Bool[Array, " K"]) -> Float[Array, ""]:
+    """A quarter of the median squared distance from a center to its nearest other."""
+    diagonal = jnp.diagonal(gram)
+    squares = diagonal[:, None] + diagonal[None, :] - 2 * gram
+    apart = active[:, None] & active[None, :] & ~jnp.eye(gram.shape[0], dtype=bool)
+    nearest = jnp.min(jnp.where(apart, squares, jnp.inf), axis=1)
+    typical = jnp.nanmedian(jnp.where(jnp.isfinite(nearest), nearest, jnp.nan))
+    floor = 8 * jnp.finfo(gram.dtype).eps * jnp.max(diagonal)
+    # One center has no neighbor: any temperature assigns everything to it.
+    return jnp.where(jnp.isfinite(typical), jnp.maximum(typical / 4, floor), 1).astype(gram.dtype)

@@ -133,8 +133,7 @@ def no_controls(controls: Points | None) -> None:
     if controls is not None:
         raise ValueError(
             "The transition of this filter takes no `controls`: fit P(s' | (s, u)) with x = "
-            "(states, "
-            "inputs) and kernel_x = TensorProduct((kernel_states, kernel_inputs))."
+            "(states, inputs) and kernel_x = TensorProduct((kernel_states, kernel_inputs))."
         )
 
 
@@ -172,7 +171,10 @@ def filter_step(
     check_marked(observation, observed)
     codes, mask = filt.encode(observation, observed, "observation")
     controls = filt.encode_controls(control, 1)
-    return filt.update(state, *take((codes, controls, mask), 0))
+    return _update(filt, state, *take((codes, controls, mask), 0))
+
+
+_update = eqx.filter_jit(lambda filt, *arguments: filt.update(*arguments))
 
 
 def init_from_observation(
@@ -199,12 +201,19 @@ def init_from_observation(
     check_marked(observation, None)
     codes = filt.encode(observation, None, "observation")[0]
     controls = filt.encode_controls(control, 1)
-    weights, prior, value = filt.start(
-        take(codes, 0), as_positive(regularizer, "regularizer", scalar=True)
-    )
+    ridge = as_positive(regularizer, "regularizer", scalar=True)
+    return _start(filt, ridge, take((codes, controls), 0))
+
+
+@eqx.filter_jit
+def _start(
+    filt: AbstractFilter, regularizer: Float[Array, ""], inputs: tuple
+) -> tuple[Any, FilterOutput]:
+    code, control = inputs
+    weights, prior, value = filt.start(code, regularizer)
     zero = jnp.zeros((), prior.dtype)
     output = FilterOutput(weights, prior, value, zero, jnp.asarray(False))
-    return filt.advance(weights, take(controls, 0)), output
+    return filt.advance(weights, control), output
 
 
 def run_filter(
@@ -350,7 +359,10 @@ def state_mean(filt: AbstractFilter, output: Any) -> Any:
     """
     if isinstance(output, list):
         return [state_mean(filt, one) for one in output]
-    return filt.mean(output.weights)
+    return _mean(filt, output.weights)
+
+
+_mean = eqx.filter_jit(lambda filt, weights: filt.mean(weights))
 
 
 def predict(filt: AbstractFilter, output: Any, steps: int = 1, *, controls: Any = None) -> Any:

@@ -113,8 +113,25 @@ def fit_discriminant(
             f"`block_size` must leave at least half of the {n} training points, got {block_size}."
         )
     noise = n * as_regularizer(regularizer, "regularizer", dtype)
+    degrees = as_positive(degrees, "degrees", scalar=True).astype(dtype)
+    return _learned(kernel, states, rows, alternatives, (noise, degrees), count, block_size)
+
+
+@eqx.filter_jit
+def _learned(
+    kernel: AbstractKernel,
+    states: Points,
+    rows: Float[Array, "n p"],
+    alternatives: Points,
+    numbers: tuple[Float[Array, ""], Float[Array, ""]],
+    count: int,
+    block_size: int,
+) -> DiscriminantLikelihood:
+    noise, degrees = numbers
     center = jnp.mean(rows, axis=0)
-    inverse = psd_factor(kernel.gram(states, states), noise).solve(jnp.eye(n, dtype=dtype))
+    inverse = psd_factor(kernel.gram(states, states), noise).solve(
+        jnp.eye(rows.shape[0], dtype=rows.dtype)
+    )
     coefficients = matmul(inverse, rows - center)
     own = _held_out(inverse, coefficients, block_size)
     columns = kernel.gram(alternatives, states)
@@ -130,7 +147,7 @@ def fit_discriminant(
         coefficients=matmul(coefficients, vectors),
         inverse=inverse,
         noise=noise,
-        degrees=as_positive(degrees, "degrees", scalar=True).astype(dtype),
+        degrees=degrees,
     )
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from jax import lax
 
 from .._checks import as_fraction, as_points, as_positive, check_alike, size
-from .._numerics import nan_unless_finite
+from .._numerics import nan_unless_finite, one_program
 from .._typing import Array, ArrayLike, Float, Points
 from ..embedding import Embedding, credible_interval, credible_level, log_score
 
@@ -104,7 +104,11 @@ def conformal_margin(
     `credible_interval` and for another number of points.
     """
     share = as_fraction(level, "level")
-    excess = _excess(forecasts, points, share)
+    return _margin(_excess(forecasts, points, share), share)
+
+
+@one_program
+def _margin(excess: Float[Array, "b ..."], share: Float[Array, ""]) -> Float[Array, "..."]:
     count = jnp.sum(~jnp.isnan(excess), axis=0)
     rank = jnp.ceil((count + 1).astype(share.dtype) * share - 1e-6).astype(int)
     ordered = jnp.sort(excess, axis=0)  # NaN comes last
@@ -134,8 +138,13 @@ def adaptive_margins(
     of `quantile`. **Raises:** `ValueError` as `conformal_margin`.
     """
     share, step = as_fraction(level, "level"), as_positive(rate, "rate", scalar=True)
-    excess = _excess(forecasts, points, share)
+    return _tracked(_excess(forecasts, points, share), share, step)
 
+
+@one_program
+def _tracked(
+    excess: Float[Array, "T ..."], share: Float[Array, ""], step: Float[Array, ""]
+) -> Float[Array, "T ..."]:
     def advance(state, now):
         margin, largest = state
         largest = jnp.fmax(largest, jnp.abs(now))
@@ -166,6 +175,7 @@ def _excess(forecasts: Embedding, points: Points, level: Float[Array, ""]) -> Fl
     return _outside(points, *credible_interval(forecasts, level))
 
 
-def _outside(points: Points, lower: Array, upper: Array) -> Float[Array, "b ..."]:
+@one_program
+def _outside(points: Array, lower: Array, upper: Array) -> Float[Array, "b ..."]:
     points = points.astype(lower.dtype)
     return jnp.maximum(lower - points, points - upper)

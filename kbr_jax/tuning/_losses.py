@@ -23,7 +23,7 @@ from .._checks import (
     is_real,
     size,
 )
-from .._numerics import matmul, safe_sqrt
+from .._numerics import matmul, one_program, safe_sqrt
 from .._typing import Array, ArrayLike, Float, Points
 from ..embedding import Embedding, embed, squared_mmd
 from ..filtering import AbstractFilter, FilterOutput, belief, run_filter, state_mean
@@ -83,9 +83,15 @@ def _errors(
     check_alike(points, name, beliefs.points, f"training {name}")
     kernel = beliefs.kernel if kernel is None else as_kernel(kernel)
     kernel.check(points, name)
-    weights = beliefs.weights
-    smoothed = gram_matvec(kernel, beliefs.points, beliefs.points, weights.T).T
-    cross = jnp.sum(kernel.gram(points, beliefs.points).astype(weights.dtype) * weights, axis=-1)
+    return _rkhs_errors(kernel, beliefs.points, beliefs.weights, points)
+
+
+@eqx.filter_jit
+def _rkhs_errors(
+    kernel: AbstractKernel, atoms: Points, weights: Float[Array, "m n"], points: Points
+) -> Float[Array, " m"]:
+    smoothed = gram_matvec(kernel, atoms, atoms, weights.T).T
+    cross = jnp.sum(kernel.gram(points, atoms).astype(weights.dtype) * weights, axis=-1)
     return (
         kernel.diagonal(points).astype(weights.dtype)
         - 2 * cross
@@ -222,6 +228,7 @@ class Estimate(eqx.Module):
         return self.decode(belief(self.filt, output))
 
 
+@one_program
 def _squared_errors(estimates: Points, states: Points) -> Float[Array, " T"]:
     """Squared differences, summed over all numbers of a point."""
     found, true = jax.vmap(ravel_point)(estimates), jax.vmap(ravel_point)(states)
@@ -234,9 +241,11 @@ def _squared_errors(estimates: Points, states: Points) -> Float[Array, " T"]:
     return jnp.sum((found - true) ** 2, axis=-1)
 
 
-def mmd_power(
-    kernel: KernelLike, x: Points, y: Points, *, floor: ArrayLike = 1e-8
-) -> Float[Array, ""]:
+#: What is added to the variance of `mmd_power`.
+_FLOOR = 1e-8
+
+
+def mmd_power(kernel: KernelLike, x: Points, y: Points) -> Float[Array, ""]:
     r"""Criterion of the asymptotic power of the MMD test (Liu et al. 2020, eq 3 to 5); maximize it
     over kernels on a split of the data.
 
@@ -245,8 +254,8 @@ def mmd_power(
        \hat\sigma^2 = \frac{4}{n^3} \sum_i \Big( \sum_{j \ne i} h_{ij} \Big)^2 - \frac{4}{n^4} \Big(
           \sum_{i \ne j} h_{ij} \Big)^2 + \varepsilon. $$
 
-    **Arguments:** `kernel`; samples `x`, `y` of one size n >= 2; `floor`: epsilon, so that value
-    and gradient are finite at X = Y.
+    **Arguments:** `kernel`; samples `x`, `y` of one size n >= 2. Epsilon is 1e-8: value and
+    gradient are finite at X = Y.
 
     **Returns:** a scalar, signed; cost O(n^2 d). **Raises:** `ValueError` for samples of different
     sizes or of one point.
@@ -254,10 +263,15 @@ def mmd_power(
     kernel, x, y = as_kernel(kernel), as_points(x, "x"), as_points(y, "y")
     check_same_size(x, "x", y, "y")
     check_alike(y, "y", x, "x")
-    n = size(x)
-    if n < 2:
+    if size(x) < 2:
         raise ValueError("`mmd_power` needs at least 2 points in each sample.")
     kernel.check(x, "x")
+    return _power(kernel, x, y)
+
+
+@eqx.filter_jit
+def _power(kernel: AbstractKernel, x: Points, y: Points) -> Float[Array, ""]:
+    n = size(x)
     cross = kernel.gram(x, y)
     h = kernel.gram(x, x) + kernel.gram(y, y) - cross - cross.T
     h = h * (1 - jnp.eye(n, dtype=h.dtype))
@@ -265,7 +279,7 @@ def mmd_power(
     rows = jnp.sum(h, axis=1) / n
     # The variance of the rows' means, in the form without cancellation.
     variance = 4 * jnp.mean((rows - jnp.mean(rows)) ** 2)
-    return statistic / safe_sqrt(variance + jnp.asarray(floor, h.dtype))
+    return statistic / safe_sqrt(variance + _FLOOR)
 
 
 def spectral_loss(
