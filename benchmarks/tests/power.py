@@ -36,6 +36,13 @@ STORED = {
     "perturbed, d = 2, n = 500": (0.485, 0.395, 0.485),
     "perturbed, d = 2, n = 1500": (0.69, 0.595, 0.69),
 }
+#: Where their program runs on our data: small samples, and where the stored power is above ours.
+BESIDE = (
+    "mixture, n = 500",
+    "perturbed, d = 1, n = 500",
+    "perturbed, d = 2, n = 500",
+    "perturbed, d = 2, n = 1500",
+)
 Samples = tuple[np.ndarray, np.ndarray]
 
 
@@ -132,7 +139,7 @@ def compared(setting: str, p_values: list, theirs: Callable, bar: tqdm) -> dict[
 def main(count: int = REPETITIONS) -> None:
     results: dict[str, Any] = {"repetitions": count, "permutations": DRAWS, "settings": {}}
     theirs, own = peer(), {}
-    shared = [s for s in SETTINGS if "n = 500" in s] if theirs is not None else []
+    shared = BESIDE if theirs is not None else []
     with tqdm(total=(len(SETTINGS) + len(shared)) * count, unit="test") as bar:
         for setting in SETTINGS:
             own[setting] = experiment.repeat(
