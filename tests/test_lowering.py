@@ -482,7 +482,7 @@ def numbers(tree):
 
 
 def whole(program, gradient, batch):
-    """The value, the value with its gradient in bandwidth and both samples, and a batch of both."""
+    """The value with its gradient in bandwidth and both samples, and a batch of that."""
 
     def value(h, x, y):
         return numbers(program(kbr.Gaussian(h), x, y))
@@ -495,9 +495,9 @@ def whole(program, gradient, batch):
         return jax.grad(total, (0, 1, 2), has_aux=True)(h, x, y) if gradient else value(h, x, y)
 
     def everything(h, x, y):
-        return value(h, x, y), both(h, x, y), jax.vmap(both)(*map(pair, (h, x, y)))
+        return both(h, x, y), jax.vmap(both)(*map(pair, (h, x, y)))
 
-    return everything if batch else lambda h, x, y: (value(h, x, y), both(h, x, y))
+    return everything if batch else both
 
 
 def pair(a):
