@@ -25,21 +25,31 @@ def arguments_of(name):
     return case.make(1.0), x, case.y, jnp.asarray(np.random.default_rng(1).normal(size=(4, 2)))
 
 
-# The product knows nothing of the inside of a kernel: one case of each class is enough.
+# The product knows nothing of the inside of a kernel: one case of each kind of point is enough.
 @pytest.mark.parametrize(
-    "name", [name for name in CASES if not name.startswith(("matern", "laplace-", "gaussian-m"))]
+    "name",
+    [
+        "gaussian",
+        "gaussian-wide",
+        "gaussian-scalars",
+        "gaussian-matrices",
+        "laplace",
+        "histogram-intersection",
+        "precomputed",
+        "callable-with-parameter",
+        "tensor-product",
+    ],
 )
 def test_products_are_those_of_the_dense_matrix_for_every_block(name):
     kernel, x, y, v = arguments_of(name)
     expected = kbr.gram(kernel, x, y) @ v
-    for block in (1, 3, 7, 50):  # 3 needs padding, 50 is more than there are
+    for block in (1, 3, 50):  # 3 needs padding, 50 is more than there are
         close(kbr.kernels.gram_matvec(kernel, x, y, v, block_size=block), expected)
 
 
-GRADIENTS = ["gaussian-ard", "gaussian-wide", "matern12", "laplace", "chi-squared", "precomputed"]
-
-
-@pytest.mark.parametrize("name", [*GRADIENTS, "callable-with-parameter", "tensor-product"])
+@pytest.mark.parametrize(
+    "name", ["gaussian-wide", "precomputed", "callable-with-parameter", "tensor-product"]
+)
 def test_gradients_are_those_of_the_dense_matrix(name):
     weights = jnp.asarray(np.random.default_rng(2).normal(size=(7, 2)))
 

@@ -485,11 +485,12 @@ def test_padding_changes_nothing():
     padded = [jnp.concatenate([part, jnp.full(5, jnp.nan)]) for part in (a, w, z, y)]
     doses = jnp.array([0.0, 1.0])
     plain = all_models(a, w, z, y, kernels=kernels)
-    for one, other in zip(plain, all_models(*padded, kernels=kernels, mask=mask), strict=True):
+    filled = all_models(*padded, kernels=kernels, mask=mask)
+    for one, other in zip(plain, filled, strict=True):
         close(curve(other, doses), curve(one, doses), 1e-6)
     band, other = (
         causal.confidence_band(model, doses, key=jax.random.key(0))
-        for model in (plain[3], all_models(*padded, kernels=kernels, mask=mask)[3])
+        for model in (plain[3], filled[3])
     )
     close(other.error, band.error, 1e-6)
 
@@ -609,21 +610,17 @@ def _masked(rows, mask):
 @pytest.mark.parametrize(
     "fit", [causal.fit_outcome_bridge, causal.fit_moment_bridge, causal.fit_treatment_bridge]
 )
-@pytest.mark.parametrize("kernels", ["default", "given"])
-def test_padding_anywhere_changes_nothing(fit, kernels):
+def test_padding_anywhere_changes_nothing(fit):
     """Neither default kernels nor folds see it: here all true units are in one class modulo 5."""
     rng = np.random.default_rng(0)
     u, *noise = rng.normal(size=(4, 40))
     a, w, z = u + noise[0], u + noise[1] / 2, u + noise[2] / 2
     y = a - u
     mask = jnp.arange(200) % 5 == 0
-    given = (
-        None if kernels == "default" else (kbr.Laplace(1.0), kbr.Gaussian(1.0), kbr.Gaussian(1.0))
-    )
     doses = jnp.asarray([-1.0, 0.0, 1.0])
 
     def curve(parts, mask=None):
-        model = fit(*parts, kernels=given, mask=mask)
+        model = fit(*parts, mask=mask)
         return kbr.mean(causal.intervene(model, doses))
 
     parts = [jnp.asarray(part) for part in (a, w, z, y)]
@@ -665,11 +662,10 @@ def test_the_band_of_a_moment_bridge_is_that_of_its_influence():
     np.testing.assert_allclose(band.error, np.sqrt((influence**2).sum(1)) / 150, rtol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_noise_is_no_instrument(dtype):
+def test_noise_is_no_instrument():
     """Many coordinates: each unit decides its own fit where the ridge is small."""
     rng = np.random.default_rng(40)
-    x, z, y = (jnp.asarray(rng.normal(size=s), dtype) for s in ((60,), (60, 30), (60,)))
+    x, z, y = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((60,), (60, 30), (60,)))
     with pytest.warns(UserWarning, match="instrument is weak"):
         model = kbr.causal.fit_instrument(x, z, y)
     assert model.strength < 10 and model.explained[0] < 0.2

@@ -114,12 +114,18 @@ def heavy(key, n):
 
 
 def rejections(make, count, n, **options):
-    def one(key):
-        own, data = jax.random.split(key)
-        return ci_test(None, None, None, *make(data, n, **options), key=own, num_draws=99).p_value
+    own, draws = jax.random.split(KEY, (2, count))
+    data = jax.vmap(lambda key: make(key, n, **options))(draws)
+    return int(np.sum(np.asarray(_p_values(own, data)) <= 0.05))
 
-    p = jax.jit(lambda keys: jax.lax.map(one, keys))(jax.random.split(KEY, count))
-    return int(np.sum(np.asarray(p) <= 0.05))
+
+@jax.jit
+def _p_values(keys, data):
+    def one(row):
+        key, triple = row
+        return ci_test(None, None, None, *triple, key=key, num_draws=99).p_value
+
+    return jax.lax.map(one, (keys, data))
 
 
 @pytest.mark.parametrize("make", [triples, labels, mixed, heavy])
@@ -152,11 +158,14 @@ def test_degenerate_samples(dtype):
     cases: list[tuple[Any, Any, Any, bool]] = [
         (constant, noise, z, True),
         (z, noise, z, True),  # z determines x
-        (noise, z, constant, False),
-        (noise[:4], z[:4], z[:4] ** 2, False),
     ]
     if dtype == jnp.float64:  # labels have the precision of the session
-        cases += [(noise, same, (z, same), True), ((noise, same), z, same, False)]
+        cases += [
+            (noise, z, constant, False),
+            (noise[:4], z[:4], z[:4] ** 2, False),
+            (noise, same, (z, same), True),
+            ((noise, same), z, same, False),
+        ]
     for x, y, given, certain in cases:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -170,8 +179,8 @@ def test_degenerate_samples(dtype):
 
 def test_kernels_that_are_given():
     x, y, z = triples(KEY, 50)
-    for kernels in ((kbr.Linear(), G, None), (None, G, kbr.Linear())):
-        assert 0 < ci_test(*kernels, x, y, z, key=KEY, num_draws=99).p_value <= 1
+    kernels = kbr.Linear(), G, kbr.Linear()
+    assert 0 < ci_test(*kernels, x, y, z, key=KEY, num_draws=99).p_value <= 1
 
 
 def test_the_metric_of_z_is_learned_with_the_given_kernels():

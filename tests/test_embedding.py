@@ -53,7 +53,7 @@ def domain(request):
     return {"vectors": VECTORS, "tuples": TUPLES}[request.param]
 
 
-@pytest.fixture(params=[(), (2,), (2, 3)], ids=str)
+@pytest.fixture(params=[(), (2, 3)], ids=str)
 def batch(request):
     return request.param
 
@@ -778,7 +778,7 @@ def rotation(seed, d=3):
     return q
 
 
-@pytest.mark.parametrize("d", [1, 2, 3, 4])
+@pytest.mark.parametrize("d", [2, 3])
 def test_projection_is_a_rotation(d):
     matrices = normal(40, 20, d, d)
     turns = np.asarray(kbr.embedding.nearest_rotation(matrices))
@@ -860,7 +860,7 @@ def test_decode_rotation_of_one_point_is_that_point():
     close(kbr.decode_rotation(kbr.embed(kbr.Gaussian(0.5), points)), points[0])
 
 
-@pytest.mark.parametrize("d", [1, 2, 4, 6])
+@pytest.mark.parametrize("d", [1, 4])
 def test_decode_permutation_is_the_best_assignment(d):
     rng = np.random.default_rng(64)
     decode = jax.jit(lambda p, w: kbr.embedding.decode_permutation(kbr.embed(kbr.Linear(), p, w)))

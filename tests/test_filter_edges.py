@@ -118,8 +118,8 @@ def test_ratios_below_0_have_no_share():
     assert abs(float(moved)) < 1e3
 
 
-@pytest.mark.parametrize("extra", [0, 5])
-def test_padding_of_the_2009_filter_holds_no_observation(extra):
+def test_padding_of_the_2009_filter_holds_no_observation():
+    extra = 5
     states = jnp.concatenate([STATES, jnp.full((extra, 2), jnp.nan)])
     seen = jnp.concatenate([SEEN, jnp.full((extra, 2), jnp.nan)])
     mask = jnp.arange(N + 1 + extra) < N + 1
@@ -222,9 +222,9 @@ def test_nan_must_be_marked_as_missing():
     kbr.filter_step(filt, kbr.init_filter(filt), seen[3], observed=False)
 
 
-@pytest.mark.parametrize("steps", [3, 7])
-def test_smoothing_with_a_known_transition_that_takes_inputs(steps):
+def test_smoothing_with_a_known_transition_that_takes_inputs():
     """An input that changes nothing, and one that differs in each step against single steps."""
+    steps = 7
     inputs = jnp.asarray(np.random.default_rng(2).normal(size=steps))
     emission = fit_conditional(KERNEL, KERNEL_SEEN, STATES[:N], SEEN, **RIDGE)
 

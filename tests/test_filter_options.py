@@ -122,7 +122,7 @@ def test_an_observation_beyond_all_kernels_is_as_if_missing(number):
 @pytest.mark.parametrize(
     ("number", "narrow"),
     [
-        *((number, "states") for number in range(5)),
+        *((number, "states") for number in (0, 1, 3, 4)),  # moments are collected in float64
         *((0, narrow) for narrow in ("observations", "new")),
     ],
 )

@@ -106,7 +106,7 @@ def test_far_from_all_pairs_it_is_the_marginal(learned):
 
 
 def test_values_that_repeat_stay_where_they_are(fast):
-    x, y = pairs(60)
+    x, y = pairs(N)
     counts = jnp.asarray(np.round(y))
     forecast, report = learn_forecast(jnp.asarray(x), counts, progress=False)
     assert forecast.shape is None and report.chosen["form"] == "conditional embedding"
@@ -114,7 +114,7 @@ def test_values_that_repeat_stay_where_they_are(fast):
 
 
 def test_exact_functions_and_vectors(fast):
-    x, _ = pairs(40)
+    x, _ = pairs(N)
     y = jnp.asarray(np.concatenate([x, x**2], axis=1))
     forecast, _ = learn_forecast(jnp.asarray(x), y, progress=False)
     found = kbr.mean(forecast(jnp.asarray([0.5])))
@@ -189,8 +189,8 @@ def test_between_two_groups_a_forecast_is_the_marginal():
 def test_a_pair_without_others_near_it_has_a_score(fast):
     """It had none, and neither form could be chosen by its scores."""
     rng = np.random.default_rng(0)
-    x = jnp.asarray(rng.normal(size=80)).at[0].set(40.0)
-    y = jnp.asarray(np.where(rng.random(80) < 0.5, 2.0, -2.0) + 0.1 * rng.normal(size=80))
+    x = jnp.asarray(rng.normal(size=(N, 1))).at[0].set(40.0)
+    y = jnp.asarray(np.where(rng.random(N) < 0.5, 2.0, -2.0) + 0.1 * rng.normal(size=N))
     _, report = learn_forecast(x, y, progress=False)
     assert np.all(np.isfinite(list(report.errors.values())))
     plain, moved = (

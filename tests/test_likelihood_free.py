@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
-from helpers import check_gradient, closeness, gaussian
+from helpers import closeness, gaussian
 
 import kbr_jax as kbr
 
@@ -217,17 +217,6 @@ def test_herded_samples_stand_for_the_posterior():
     posterior = fit("conditional")(jnp.asarray(DATA[3]))
     samples = kbr.herd(posterior, num_points=40).embedding
     assert float(jnp.max(jnp.abs(kbr.mean(samples) - kbr.mean(posterior)))) < 0.15
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_gradients_by_finite_differences(method):
-    @jax.jit
-    def loss(p):
-        posterior = fit(method, *p, landmarks_data=kbr.Landmarks(jnp.asarray(DATA[:8])))(SEEN)
-        return jnp.sum(kbr.mean(posterior)[:, 0] ** 2)
-
-    start = jnp.asarray([H, C, EPSILON, DELTA])
-    check_gradient(loss, start, steps=(1e-5, 1e-5, 1e-7, 1e-8), rtol=1e-4, atol=1e-6)
 
 
 # ---- simulations

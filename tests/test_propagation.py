@@ -376,13 +376,12 @@ def test_loopy_messages_equal_the_papers_algorithm():
         close(belief, normalized(total), 1e-9)
 
 
-@pytest.mark.parametrize("form", [{}, {"pivots": 5}], ids=["exact", "pivots"])
-def test_many_images_by_vmap(form):
+def test_many_images_by_vmap():
     _, pairs, values = grid_problem()
     images = jnp.asarray(np.stack([values, -values, values**2]))
     present = jnp.asarray(np.random.default_rng(0).uniform(size=(3, 6)) < 0.8)
 
-    model = eqx.filter_jit(lambda pairs: grid_model(pairs, **form))(to_jax(pairs))
+    model = eqx.filter_jit(lambda pairs: grid_model(pairs, pivots=5))(to_jax(pairs))
 
     def one(values, present):
         messages = kbr.propagation.belief_propagation(

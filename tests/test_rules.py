@@ -538,7 +538,6 @@ def test_batches_equal_vmap_and_jit_equals_eager(landmarks, name):
     rule = rules_of_a_query(model, prior_of())[name]
     together = rule(queries)
     close(together, jax.jit(jax.vmap(rule))(queries), rtol=1e-10)
-    close(together, jax.lax.map(rule, queries), rtol=1e-10)
 
     @eqx.filter_jit
     def jitted(model, prior, q):
@@ -563,8 +562,10 @@ BATCH_OF_PRIORS = np.stack([ALPHA, ALPHA[::-1], np.full(M, 1 / M)])
 def test_batches_of_priors_equal_vmap(rule, landmarks):
     model, batch = fit(landmarks), jnp.asarray(BATCH_OF_PRIORS)
     together = rule(model, prior_of(BATCH_OF_PRIORS))
-    alone = jax.jit(lambda w: rule(model, kbr.Embedding(KX, jnp.asarray(PRIOR_X), w)))
-    close(together, jax.lax.map(alone, batch), rtol=1e-10)
+
+    def alone(w):
+        return rule(model, kbr.Embedding(KX, jnp.asarray(PRIOR_X), w))
+
     close(together, jax.jit(jax.vmap(alone))(batch), rtol=1e-10)
     close(together, eqx.filter_jit(rule)(model, prior_of(BATCH_OF_PRIORS)), rtol=1e-10)
     nested = rule(model, prior_of(np.stack([BATCH_OF_PRIORS, 2 * BATCH_OF_PRIORS])))

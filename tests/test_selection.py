@@ -112,12 +112,6 @@ PAIRS = {
             ).pivots
         ],
     ),
-    "rejection": (
-        np.eye(4),
-        lambda key: (
-            kbr.rpcholesky_landmarks(kbr.Delta(), LABELS, rank=2, key=key, block_size=2).points
-        ),
-    ),
     "rejection, partly explained": (
         np.exp(-((0.7 * (np.arange(4)[:, None] - np.arange(4))) ** 2) / 2),
         lambda key: (
