@@ -28,6 +28,10 @@ from ..kernels import Gaussian
 from ._embedding import Embedding, check_unbatched, evaluate
 
 
+#: Descents of `decode_gradient`, from the best points of the sample.
+_STARTS = 5
+
+
 def decoding_objective(embedding: Embedding, points: Point | Points) -> Float[Array, "..."]:
     r"""$k(y, y) - 2 \mu(y)$ at points y `[m, ...]` or at one (S13 eq 26).
 
@@ -135,7 +139,6 @@ def decode_gradient(
     embedding: Embedding,
     starts: Points | None = None,
     *,
-    num_starts: int = 5,
     num_steps: int = 200,
     learning_rate: ArrayLike = 0.05,
 ) -> Point:
@@ -147,7 +150,7 @@ def decode_gradient(
 
     - `embedding`: unbatched, on real points (one array); use `vmap` over weights for a batch.
       Computed in the wider dtype of points and weights.
-    - `starts`: `[s, ...]`; by default the `num_starts` best points of the sample.
+    - `starts`: `[s, ...]`; by default the five best points of the sample.
     - `num_steps` (static), `learning_rate`: of Adam; the rate is in units of the points and decays
       to zero over the steps (cosine).
 
@@ -156,19 +159,19 @@ def decode_gradient(
     array, and for `starts` unlike them.
     """
     # A Python number would be static, and each another program.
-    most, steps = as_count(num_starts, "num_starts"), as_count(num_steps, "num_steps")
-    return _descend(embedding, starts, jnp.asarray(learning_rate, float), most, steps)
+    steps = as_count(num_steps, "num_steps")
+    return _descend(embedding, starts, jnp.asarray(learning_rate, float), steps)
 
 
 @eqx.filter_jit
 def _descend(
-    embedding: Embedding, starts: Points | None, rate: Float[Array, ""], num_starts: int, steps: int
+    embedding: Embedding, starts: Points | None, rate: Float[Array, ""], steps: int
 ) -> Point:
     check_unbatched(embedding, "embedding")
     embedding = _in_one_dtype(embedding)
     if starts is None:
         order = jnp.argsort(decoding_objective(embedding, embedding.points))
-        starts = take(embedding.points, order[: min(num_starts, order.shape[0])])
+        starts = take(embedding.points, order[:_STARTS])
     first = as_points(starts, "starts")
     check_alike(first, "starts", embedding.points, "embedding.points")
     first = first.astype(embedding.points.dtype)

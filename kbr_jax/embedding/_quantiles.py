@@ -108,12 +108,18 @@ def _each_column(
     return found.reshape(*wanted.shape, *weights.shape[:-1], *values.shape[1:])
 
 
+def _distributions(
+    weights: Float[Array, "b n"], values: Float[Array, " n"]
+) -> tuple[Float[Array, " n"], Float[Array, "b m"]]:
+    """Values in order, and the sums of weights up to each but the last."""
+    order = jnp.argsort(values)
+    return values[order], jnp.cumsum(weights[:, order], axis=1)[:, :-1]
+
+
 def _rearranged(
     weights: Float[Array, "b n"], values: Float[Array, " n"], levels: Float[Array, " q"]
 ) -> Float[Array, "q b"]:
-    order = jnp.argsort(values)
-    ordered = values[order]
-    distribution = jnp.cumsum(weights[:, order], axis=1)[:, :-1]
+    ordered, distribution = _distributions(weights, values)
     # Weights that sum to u only up to rounding have reached it.
     slack = 8 * jnp.finfo(weights.dtype).eps
     below = jax.vmap(lambda u: distribution < u - slack)(levels)
@@ -173,10 +179,8 @@ def cdf(
 def _distribution(
     weights: Float[Array, "b n"], values: Float[Array, " n"], wanted: Float[Array, " m"]
 ) -> Float[Array, "m b"]:
-    order = jnp.argsort(values)
-    ordered = values[order]
-    levels = jnp.clip(jnp.cumsum(weights[:, order], axis=1)[:, :-1], 0, 1)
-    gaps = jnp.diff(ordered)
+    ordered, found = _distributions(weights, values)
+    levels, gaps = jnp.clip(found, 0, 1), jnp.diff(ordered)
 
     def one(level):
         climb, reached = _climb(level, ordered, gaps)
@@ -206,9 +210,8 @@ def rearranged_variance(
     weights: Float[Array, "b n"], values: Float[Array, " n"]
 ) -> Float[Array, " b"]:
     """Variances of the distributions that `quantile` reads, from weights of sum 1."""
-    order = jnp.argsort(values)
-    ordered = values[order]
-    levels = jnp.clip(jnp.cumsum(weights[:, order], axis=1)[:, :-1], 0, 1)
+    ordered, found = _distributions(weights, values)
+    levels = jnp.clip(found, 0, 1)
     gaps, zero = jnp.diff(ordered), jnp.zeros(1, levels.dtype)
 
     def one(level):

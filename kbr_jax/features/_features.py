@@ -112,16 +112,16 @@ class AbstractFeatures(eqx.Module):
         `importance_posterior` is $D g$.
         """
 
-    @abc.abstractmethod
     def importance_posterior(
         self,
         weights: Float[Array, " n"],
         coordinates: Float[Array, "b r"],
         regularizer: Float[Array, ""],
     ) -> Float[Array, "b n"]:
-        r"""$\sqrt{D} (\sqrt{D} K \sqrt{D} + \delta I)^{-1} \sqrt{D} k = (D K + \delta I)^{-1} D k$
+        r"""$\sqrt{D} (\sqrt{D} K \sqrt{D} + \delta I)^{-1} \sqrt{D} k = D (K D + \delta I)^{-1} k$
         for weights >= 0.
         """
+        return weights * self.importance_values(weights, coordinates, regularizer)
 
     @property
     def size(self) -> int:
@@ -211,17 +211,6 @@ class AbstractGram(AbstractFeatures):
         matrix = self.matrix * weights + regularizer * jnp.eye(self.size, dtype=coordinates.dtype)
         return solve(matrix, coordinates.T).T
 
-    def importance_posterior(
-        self,
-        weights: Float[Array, " n"],
-        coordinates: Float[Array, "b r"],
-        regularizer: Float[Array, ""],
-    ) -> Float[Array, "b n"]:
-        matrix = weights[:, None] * self.matrix + regularizer * jnp.eye(
-            self.size, dtype=coordinates.dtype
-        )
-        return solve(matrix, (weights * coordinates).T).T
-
 
 class DenseGram(AbstractGram):
     """The exact Gram matrix, stored and factored. Memory O(n^2)."""
@@ -303,14 +292,6 @@ class AbstractFeatureMap(AbstractFeatures):
         regularizer: Float[Array, ""],
     ) -> Float[Array, "b n"]:
         return self.to_sample(psd_solve(self._weighted(weights), coordinates.T, regularizer).T)
-
-    def importance_posterior(
-        self,
-        weights: Float[Array, " n"],
-        coordinates: Float[Array, "b r"],
-        regularizer: Float[Array, ""],
-    ) -> Float[Array, "b n"]:
-        return weights * self.importance_values(weights, coordinates, regularizer)
 
     def _weighted(self, weights: Float[Array, " n"]) -> Float[Array, "r r"]:
         return weighted_moment(weights, self.matrix)

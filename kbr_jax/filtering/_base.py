@@ -164,14 +164,8 @@ def filter_step(
 
     **Raises:** `ValueError` for an observation or input of another kind than in training.
     """
-    observation, control = (
-        jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], part) for part in (observation, control)
-    )
-    observed = jnp.asarray(observed)[None]
-    check_marked(observation, observed)
-    codes, mask = filt.encode(observation, observed, "observation")
-    controls = filt.encode_controls(control, 1)
-    return _update(filt, state, *take((codes, controls, mask), 0))
+    code, control, mask = _encoded(filt, observation, control, jnp.asarray(observed)[None])
+    return _update(filt, state, code, control, mask)
 
 
 _update = eqx.filter_jit(lambda filt, *arguments: filt.update(*arguments))
@@ -195,21 +189,26 @@ def init_from_observation(
     **Returns:** the state for the second observation, and a `FilterOutput`, whose
     `predictive_value` is NaN for moments. Cost O(n^3) exact, O(n r^2 + r^3) with landmarks.
     """
+    code, control, _ = _encoded(filt, observation, control, None)
+    return _start(filt, as_positive(regularizer, "regularizer", scalar=True), code, control)
+
+
+def _encoded(
+    filt: AbstractFilter, observation: Point, control: Point | None, observed: Array | None
+) -> tuple[Any, Any, Any]:
+    """What a step needs of one observation and one input, and whether it was made."""
     observation, control = (
         jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], part) for part in (observation, control)
     )
-    check_marked(observation, None)
-    codes = filt.encode(observation, None, "observation")[0]
-    controls = filt.encode_controls(control, 1)
-    ridge = as_positive(regularizer, "regularizer", scalar=True)
-    return _start(filt, ridge, take((codes, controls), 0))
+    check_marked(observation, observed)
+    codes, mask = filt.encode(observation, observed, "observation")
+    return take((codes, filt.encode_controls(control, 1), mask), 0)
 
 
 @eqx.filter_jit
 def _start(
-    filt: AbstractFilter, regularizer: Float[Array, ""], inputs: tuple
+    filt: AbstractFilter, regularizer: Float[Array, ""], code: Any, control: Any
 ) -> tuple[Any, FilterOutput]:
-    code, control = inputs
     weights, prior, value = filt.start(code, regularizer)
     zero = jnp.zeros((), prior.dtype)
     output = FilterOutput(weights, prior, value, zero, jnp.asarray(False))

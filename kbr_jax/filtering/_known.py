@@ -37,6 +37,7 @@ from ..features import (
 from ..kernels import Gaussian, KernelLike, kernel_for
 from ..rules import AbstractEmission, AbstractSampleEmission, ConditionalEmbedding
 from ._base import AbstractSmoother, no_controls
+from ._sequences import checked_controls
 from ._transitions import AbstractTransition
 
 
@@ -85,16 +86,8 @@ class KnownTransition(AbstractTransition):
     def encode_controls(self, controls: Points | None, count: int) -> Any:
         if self.known.controls is None:
             return no_controls(controls)
-        if controls is None:
-            raise ValueError("The transition of this filter needs `controls`, one for each step.")
-        controls, example = as_points(controls, "controls"), self.known.controls
-        example = jax.tree.map(lambda leaf: leaf[None], example)
-        check_alike(controls, "controls", example, "the example of an input")
-        if size(controls) != count:
-            raise ValueError(
-                f"`controls` has {size(controls)} points; {count} steps need one each."
-            )
-        return like(controls, example)
+        example = jax.tree.map(lambda leaf: leaf[None], self.known.controls)
+        return checked_controls(controls, example, "the example of an input", count)
 
     def smoother(self, emission: AbstractEmission, points: Points) -> AbstractSmoother:
         features, ridge, factor = emission.regression_on_x()

@@ -16,6 +16,7 @@ from .._checks import (
     check_same_size,
     in_one_precision,
     is_concrete,
+    like,
     size,
     stacked,
     take,
@@ -277,3 +278,16 @@ def padded_sequences(
         ]
         mask = jnp.stack([jnp.pad(m, (0, lengths.max() - m.shape[0])) for m in masks])
     return (parts, controls, jnp.asarray(mask), jnp.asarray(going)), lengths
+
+
+def checked_controls(
+    controls: Points | None, reference: Points, reference_name: str, count: int
+) -> Points:
+    """Inputs of the kind and precision of the reference, one for each step."""
+    if controls is None:
+        raise ValueError("The transition of this filter needs `controls`, one for each step.")
+    controls = as_points(controls, "controls")
+    check_alike(controls, "controls", reference, reference_name)
+    if size(controls) != count:
+        raise ValueError(f"`controls` has {size(controls)} points; {count} steps need one each.")
+    return like(controls, reference)

@@ -12,13 +12,10 @@ import jax
 import jax.numpy as jnp
 
 from .._checks import (
-    as_points,
     check_alike,
     check_same_size,
     in_precision,
-    like,
     same,
-    size,
 )
 from .._numerics import matmul
 from .._typing import Array, Bool, Float, Points
@@ -26,6 +23,7 @@ from ..features import AbstractFeatures, AbstractGram, LandmarkFeatures
 from ..kernels import TensorProduct
 from ..rules import AbstractConditional, AbstractEmission
 from ._base import AbstractSmoother, no_controls
+from ._sequences import checked_controls
 
 
 class AbstractTransition(eqx.Module):
@@ -99,15 +97,7 @@ class Controlled(AbstractTransition):
 
     def encode_controls(self, controls: Points | None, count: int) -> Float[Array, "T a"]:
         kernel, anchors, active = _anchors(self.model.features_x)
-        if controls is None:
-            raise ValueError("The transition of this filter needs `controls`, one for each step.")
-        controls = as_points(controls, "controls")
-        check_alike(controls, "controls", anchors[1], "training controls")
-        controls = like(controls, anchors[1])
-        if size(controls) != count:
-            raise ValueError(
-                f"`controls` has {size(controls)} points; {count} steps need one each."
-            )
+        controls = checked_controls(controls, anchors[1], "training controls", count)
         kernel.kernels[1].check(controls, "controls")
         values = kernel.kernels[1].gram(controls, anchors[1])
         values = values.astype(self.model.features_x.dtype)
