@@ -27,7 +27,6 @@ from .._typing import Array, ArrayLike, Float, Point, Points
 from ..kernels import Gaussian
 from ._embedding import Embedding, check_unbatched, evaluate
 
-
 #: Descents of `decode_gradient`, from the best points of the sample.
 _STARTS = 5
 
