@@ -81,7 +81,16 @@ def _principal_directions(values: np.ndarray) -> np.ndarray:
 
 def in_blocks(n: int) -> int:
     """The largest number of points up to n that blocks divide."""
-    return n if n < 4 * BLOCK else n // BLOCK * BLOCK
+    return n // block_of(n) * block_of(n)
+
+
+def block_of(n: int) -> int:
+    """How many of n points are left out together: at most a quarter of them.
+
+    A map of single points left out in folds, and of blocks in the whole sample, would have other
+    scales there: the kernels of a filter of 90 steps were then ten times too wide.
+    """
+    return min(BLOCK, max(n // 4, 1))
 
 
 #: The kernel of the states, and the ridge, of a regression from states.
@@ -124,8 +133,8 @@ def left_out_residuals(
 
     n is as of `in_blocks`.
     """
-    count = BLOCK if len(values) >= 4 * BLOCK else 1
-    return leave_out_residuals(regression((kernel, ridge), x, values), values, num_left_out=count)
+    model = regression((kernel, ridge), x, values)
+    return leave_out_residuals(model, values, num_left_out=block_of(len(values)))
 
 
 def fit_discriminant_map(
