@@ -140,22 +140,12 @@ def stacked(parts: list, name: str) -> tuple[Points, np.ndarray]:
 
 
 def is_float(leaf: Array) -> bool:
-    return jnp.issubdtype(leaf.dtype, jnp.floating)
+    return hasattr(leaf, "dtype") and bool(jnp.issubdtype(leaf.dtype, jnp.floating))
 
 
 def is_real(points: Points) -> bool:
     """Whether points are one array of real numbers."""
-    return isinstance(points, jax.Array) and bool(is_float(points))
-
-
-def same(a: Any, b: Any) -> bool:
-    """Whether two trees have one structure and shapes, and equal numbers where these are known."""
-    if jax.tree.structure(a) != jax.tree.structure(b):
-        return False
-    pairs = list(zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
-    return all(np.shape(x) == np.shape(y) for x, y in pairs) and all(
-        x is y or np.array_equal(x, y) for x, y in pairs if is_concrete(x) and is_concrete(y)
-    )
+    return isinstance(points, jax.Array) and is_float(points)
 
 
 def check_choice(value: Any, name: str, *known: str) -> None:
@@ -361,8 +351,14 @@ def fill(points: Points, mask: Bool[Array, " n"], like: Points) -> Points:
 
 
 def without_padding(points: Points, mask: Bool[Array, " n"] | None) -> Points:
-    """The sample with copies of its first true point as padding (False in the mask)."""
-    return points if mask is None else fill(points, mask, take(points, jnp.argmax(mask)))
+    """The sample with copies of its first true point as padding (False in the mask).
+
+    Where all is padding, with zeros.
+    """
+    if mask is None:
+        return points
+    found, first = jnp.any(mask), take(points, jnp.argmax(mask))
+    return fill(points, mask, jax.tree.map(lambda a: jnp.where(found, a, jnp.zeros_like(a)), first))
 
 
 @jax.jit

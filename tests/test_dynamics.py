@@ -747,3 +747,23 @@ def test_sets_without_step_weight_say_nothing(steps):
         forecast = kbr.dynamics.extrapolate(model, steps)
         found.append(kbr.evaluate(forecast, jnp.linspace(0, 5, 9)))
     np.testing.assert_allclose(*found, atol=0.02)
+
+
+def test_an_empty_set_of_a_traced_mask_whose_padding_is_nan():
+    a = np.random.default_rng(0).normal(size=(5, 4))
+    mask = np.ones((5, 4), bool)
+    a[3], mask[3] = np.nan, False
+
+    @jax.jit
+    def gram(a, mask):
+        sets = kbr.dynamics.sample_sequence(a, mask=mask)
+        return kbr.dynamics.embedding_gram(kbr.Gaussian(1.0), sets)
+
+    found = gram(a, mask)
+    assert np.all(np.isfinite(found)) and np.all(found[3] == 0)
+
+
+def test_every_set_lies_in_the_domain_of_the_kernel():
+    sets = kbr.dynamics.sample_sequence(np.array([[[1.0, 2.0]], [[-1.0, 2.0]]]))
+    with pytest.raises(ValueError, match="negative"):
+        kbr.dynamics.embedding_gram(kbr.kernels.HistogramIntersection(), sets)

@@ -1013,3 +1013,17 @@ def test_embeddings_of_vmap_are_read_inside_of_it():
     with pytest.raises(ValueError, match="read the number inside"):
         kbr.expectation(many, jnp.sin)
     close(jax.vmap(lambda x: kbr.mean(kbr.embed(kbr.Gaussian(1.0), x)))(points), points.mean(1))
+
+
+def test_one_kernel_in_two_precisions_is_one_kernel():
+    kernel = kbr.Gaussian(0.7)
+    x = np.random.default_rng(0).normal(size=(20, 1)).astype(np.float32)
+    model = kbr.fit_conditional(kernel, kernel, x, x, regularizer=1e-2)
+    assert np.isfinite(kbr.mmd(kbr.condition(model, x[0]), kbr.embed(kernel, x)))
+    with pytest.raises(ValueError, match="different kernels"):
+        kbr.mmd(kbr.condition(model, x[0]), kbr.embed(kbr.Gaussian(0.8), x))
+
+
+def test_the_score_of_a_label_by_a_belief_of_nothing_is_nan():
+    nothing = kbr.embed(kbr.Delta(), np.array([0, 1, 1]), np.array([[1e-3, 0, -1e-4]]))
+    assert np.all(np.isnan(kbr.embedding.log_score(nothing, np.array([5]))))

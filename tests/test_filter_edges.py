@@ -1,5 +1,6 @@
 """Filters at the edges: far observations, odd scales, other states, mixed precisions, padding."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -183,8 +184,8 @@ def test_single_and_double_precision_together():
     ],
 )
 def test_covariances_of_a_transition(covariance, message):
-    transition = GaussianTransition(lambda s: s, jnp.asarray(covariance))
     with pytest.raises(ValueError, match=f"`covariance` {message}"):
+        transition = GaussianTransition(lambda s: s, jnp.asarray(covariance))
         kbr.run_filter(KernelBayesFilter(fit().emission, transition, **RIDGE), SEEN[:3])
 
 
@@ -421,3 +422,24 @@ def test_the_filter_of_2009_as_printed_has_no_mass_to_diagnose():
     options = {"estimator": "song2009", **RIDGE}
     filt = fit_conditional_embedding_filter(KERNEL, KERNEL_SEEN, STATES[:N], SEEN, **options)
     assert "sum to far from 1" not in str(kbr.diagnose(filt, kbr.run_filter(filt, SEEN[:9])))
+
+
+def test_the_covariance_of_a_known_transition_is_checked_at_once():
+    for covariance, words in ((-0.05, "negative"), ([[0.1, 0.3], [-0.2, 0.1]], "symmetric")):
+        with pytest.raises(ValueError, match=words):
+            GaussianTransition(lambda s, u: s, jnp.asarray(covariance), controls=jnp.ones(1))
+
+
+def test_known_transitions_of_networks_are_pytrees():
+    class Move(eqx.Module):
+        net: eqx.nn.MLP
+
+        def __call__(self, s):
+            return s + 0.1 * self.net(s)
+
+    emission = fit_conditional(KERNEL, KERNEL_SEEN, STATES[:N], SEEN, **RIDGE)
+    move = Move(eqx.nn.MLP(2, 2, 8, 1, key=jax.random.key(0)))
+    filt = KernelBayesFilter(emission, GaussianTransition(move, 0.05), regularizer=1e-4)
+    step = jax.jit(kbr.filter_step)(filt, kbr.init_filter(filt), SEEN[0])[1]
+    np.testing.assert_allclose(step.weights, kbr.run_filter(filt, SEEN[:1]).weights[0], rtol=1e-6)
+    jax.grad(lambda f: kbr.filter_loss(f, STATES[:5], SEEN[:5]))(filt)

@@ -23,6 +23,7 @@ FLOORS = (
     ("_typing",),
     ("_numerics",),
     ("_checks",),
+    ("_trees",),
     ("_lapack", "devices"),
     ("_solves",),
     ("kernels",),
@@ -114,7 +115,7 @@ def test_imports_go_down(path):
     for target in relative_targets(path):
         section = section_of(target)
         assert section in FLOOR, f"{name_of(path)} imports {section}, which has no floor"
-        lowest = ("__init__", "_numerics", "_checks", "_lapack", "_solves")
+        lowest = ("__init__", "_numerics", "_checks", "_trees", "_lapack", "_solves")
         inside = section == own and own not in lowest
         assert inside or FLOOR[section] < FLOOR[own], (
             f"{name_of(path)} imports {'.'.join(target)}, from above"

@@ -790,3 +790,41 @@ def test_gram_follows_what_a_map_closes_over():
     first = kbr.gram(kernel, x)
     factor["a"] = 5.0
     assert kbr.gram(kernel, x)[0, 3] < first[0, 3] / 100
+
+
+class _Network(kbr.kernels.AbstractKernel):
+    """A kernel of one's own with leaves that are no arrays."""
+
+    net: eqx.nn.MLP
+    power: float
+
+    def __call__(self, x, y):
+        return jnp.exp(-jnp.sum(jnp.abs(self.net(x) - self.net(y)) ** self.power))
+
+
+@pytest.mark.parametrize("landmarks", [None, 4])
+def test_a_kernel_with_leaves_that_are_no_arrays(landmarks):
+    net = eqx.nn.MLP(2, 3, 8, 1, key=jax.random.key(0))
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(12, 2)))
+
+    def mean(kernel):
+        options = {"regularizer": 1e-2, "landmarks_x": landmarks}
+        model = kbr.fit_conditional(kernel, kbr.Gaussian(1.0), x, x[:, 0], **options)
+        return kbr.mean(kbr.condition(model, x[0]))
+
+    expected = mean(lambda x, y: jnp.exp(-jnp.sum(jnp.abs(net(x) - net(y)) ** 2)))
+    close(mean(_Network(net, 2.0)), expected)
+
+
+def test_a_function_that_closes_over_a_parameter():
+    x = jnp.linspace(-2, 2, 30)
+
+    def loss(h, kernel):
+        model = kbr.fit_conditional(kernel(h), kbr.Gaussian(1.0), x, x**2, regularizer=1e-2)
+        return kbr.leave_out_loss(model)
+
+    found, expected = (
+        jax.grad(loss)(1.0, kernel)
+        for kernel in (lambda h: lambda a, b: jnp.exp(-((a - b) ** 2) / (2 * h**2)), kbr.Gaussian)
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-6)

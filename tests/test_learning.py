@@ -410,3 +410,19 @@ def test_short_trajectories_and_folds():
     noise = np.asarray(few).reshape(10, -1) - expected
     own = np.abs(redrawn - expected - noise).max(axis=1)
     assert np.all(own > 0) and len(np.unique(np.round(redrawn - expected, 8), axis=0)) > 2
+
+
+def test_a_distance_is_no_kernel():
+    with pytest.raises(ValueError, match="not positive semi-definite"):
+        kbr.learn_filter(
+            *walk(150, 0),
+            kernel_observations=lambda a, b: jnp.sum(jnp.abs(a - b)),
+            progress=False,
+        )
+
+
+def test_blocks_of_the_map_grow_with_the_sample():
+    """Single points below 80 pairs and blocks above gave folds and filter other scales."""
+    for n in (4, 30, 72, 79, 80, 90, 500):
+        block = _maps.block_of(n)
+        assert block == min(20, n // 4) and _maps.in_blocks(n) % block == 0

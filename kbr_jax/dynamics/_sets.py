@@ -167,8 +167,10 @@ def embedding_gram(
     others = sets if others is None else others
     first, second = (jax.tree.map(lambda leaf: leaf[0], part.points) for part in (sets, others))
     check_alike(second, "a set of `others`", first, "one of `sets`")
-    kernel.check(first, "sets")
-    kernel.check(second, "others")
+    for part, name in ((sets, "sets"), (others, "others"))[: 1 if same else 2]:
+        kernel.check(
+            jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), part.points), name
+        )
     s, t = sets.weights.shape[0], others.weights.shape[0]
     pairs = np.triu_indices(s) if same else np.unravel_index(np.arange(s * t), (s, t))
     entries = sets.weights.shape[1] * others.weights.shape[1]

@@ -63,7 +63,7 @@ def stacked_forecast(model: DistributionDynamics, steps: int = 1) -> StackedFore
     cancel.
 
     Several steps ahead no step is left out, all sets from the third on are predicted, "next" is
-    divided by its mass after each step, and the prediction has the mass of the last set. Its
+    divided by its mass after each step. Sets of one mass give a prediction of that mass. Its
     distance in the RKHS is then often larger than that of the ridge forecast, which loses mass and
     goes to 0.
 
@@ -96,7 +96,7 @@ def extrapolate(
     r"""Predict the distribution `steps` steps ahead (L15 eqs 5 and 8, algorithm 1).
 
     - `"stacked"`: the combination of `stacked_forecast`. It uses neither the form nor the
-      regularizer of the model. It keeps the mass of the last set from two steps ahead on.
+      regularizer of the model. From two steps ahead on it keeps the mass of the sets.
     - `"ridge"`: $\tilde\mu_{T + k} = \tilde A^k \hat\mu_T$ with the operator of the model, as in
       L15. Mass is lost as the regularizer and k grow; `normalize` restores it.
 

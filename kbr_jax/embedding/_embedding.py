@@ -15,10 +15,10 @@ from .._checks import (
     as_weights,
     check_alike,
     check_finite,
-    same,
     size,
 )
 from .._numerics import HIGHEST, matmul, one_program, safe_sqrt
+from .._trees import same
 from .._typing import Array, ArrayLike, Float, Point, PointFunction, Points, with_numbers
 from ..kernels import AbstractKernel, KernelLike, gram_matvec, kernel_for
 

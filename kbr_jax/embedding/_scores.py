@@ -59,6 +59,7 @@ def log_score(
     shares = probabilities(embedding).reshape(-1, embedding.weights.shape[-1])
     if is_label(embedding.points):
         logs = jnp.log(jnp.sum(jnp.where(equal(embedding.points, rows).T, shares, 0), axis=1))
+        logs = jnp.where(jnp.isnan(shares[:, 0]), jnp.nan, logs)
     else:
         atoms, at = (real_rows(part, shares.dtype) for part in (embedding.points, rows))
         logs = _log_densities(atoms, shares, at, bandwidths(embedding, shares, bandwidth))

@@ -35,6 +35,7 @@ from ..features import (
     fit_features,
 )
 from ..kernels import Gaussian, KernelLike, kernel_for
+from ..kernels._base import as_map
 from ..rules import AbstractEmission, AbstractSampleEmission, ConditionalEmbedding
 from ._base import AbstractSmoother, no_controls
 from ._sequences import checked_controls
@@ -42,8 +43,8 @@ from ._transitions import AbstractTransition
 
 
 def as_function(function: Callable) -> Any:
-    """A function as a pytree: a plain one holds no arrays."""
-    return function if isinstance(function, eqx.Module) else jax.tree_util.Partial(function)
+    """A function as a pytree of arrays: a plain one holds none."""
+    return as_map(function) if isinstance(function, eqx.Module) else jax.tree_util.Partial(function)
 
 
 class AbstractKnownTransition(eqx.Module):
@@ -189,7 +190,7 @@ class GaussianTransition(AbstractKnownTransition):
     controls: Points | None
 
     def __init__(self, mean: Callable, covariance: ArrayLike, *, controls: Points | None = None):
-        self.mean, self.covariance = as_function(mean), jnp.asarray(covariance)
+        self.mean, self.covariance = as_function(mean), _as_covariance(covariance)
         self.controls = jax.tree.map(jnp.asarray, controls)
 
     def coordinates(
@@ -219,7 +220,12 @@ class GaussianTransition(AbstractKnownTransition):
                 f"`mean` must return a state of shape {points.shape[1:]}, got {centers.shape[1:]}."
             )
         centers = centers.astype(points.dtype)
-        covariance = self._checked(d).astype(points.dtype)
+        covariance = self.covariance.astype(points.dtype)
+        if covariance.shape not in ((), (d,), (d, d)):
+            raise ValueError(
+                f"`covariance` must be a number, [{d}] or [{d}, {d}] for states of {d} "
+                f"coordinates, got shape {covariance.shape}."
+            )
         if covariance.ndim < 2:
             covariance = covariance * jnp.eye(d, dtype=points.dtype)
         scale = jnp.broadcast_to(kernel.bandwidth, (d,)).astype(points.dtype)
@@ -233,21 +239,18 @@ class GaussianTransition(AbstractKnownTransition):
             return features.of_values(values)
         return values if features.mask is None else jnp.where(features.mask, values, 0)
 
-    def _checked(self, d: int) -> Array:
-        found = self.covariance
-        if found.shape not in ((), (d,), (d, d)):
-            raise ValueError(
-                f"`covariance` must be a number, [{d}] or [{d}, {d}] for states of {d} "
-                f"coordinates, got shape {found.shape}."
-            )
-        if is_concrete(found):
-            values = np.asarray(found)
-            if values.ndim == 2 and not np.allclose(values, values.T, atol=0):
-                raise ValueError(f"`covariance` must be symmetric, got {values}.")
-            least = np.linalg.eigvalsh(values).min() if values.ndim == 2 else values.min()
-            if not least >= -np.finfo(np.float32).eps * np.abs(values).max():
-                raise ValueError(f"`covariance` must not be negative, got {values}.")
-        return found
+
+def _as_covariance(covariance: ArrayLike) -> Array:
+    found = jnp.asarray(covariance)
+    square = found.ndim == 2 and found.shape[0] == found.shape[1]
+    if is_concrete(found) and (found.ndim < 2 or square):  # other shapes meet the states' check
+        values = np.asarray(found)
+        if square and not np.allclose(values, values.T, atol=0):
+            raise ValueError(f"`covariance` must be symmetric, got {values}.")
+        least = np.linalg.eigvalsh(values).min() if square else values.min()
+        if not least >= -np.finfo(np.float32).eps * np.abs(values).max():
+            raise ValueError(f"`covariance` must not be negative, got {values}.")
+    return found
 
 
 class KnownLikelihood(AbstractSampleEmission):

@@ -15,9 +15,9 @@ from .._checks import (
     check_alike,
     check_same_size,
     in_precision,
-    same,
 )
 from .._numerics import matmul
+from .._trees import same
 from .._typing import Array, Bool, Float, Points
 from ..features import AbstractFeatures, AbstractGram, LandmarkFeatures
 from ..kernels import TensorProduct

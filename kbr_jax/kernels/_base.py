@@ -258,9 +258,12 @@ class FunctionKernel(AbstractKernel):
 def as_kernel(kernel: Any) -> AbstractKernel:
     """`kernel` itself, or a plain callable of two points wrapped as one.
 
-    A `ValueError` for anything else.
+    A kernel with leaves that are no arrays, such as a network's functions, is wrapped too. A
+    `ValueError` for anything else.
     """
-    if isinstance(kernel, AbstractKernel):
+    if isinstance(kernel, AbstractKernel) and all(
+        hasattr(leaf, "dtype") for leaf in jax.tree.leaves(kernel)
+    ):
         return kernel
     if callable(kernel):
         return FunctionKernel(kernel)

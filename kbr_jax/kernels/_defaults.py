@@ -192,10 +192,12 @@ def warn_of_scale(
 
 def _check_function(kernel: FunctionKernel, x: Points, name: str) -> None:
     """Raise a `ValueError` for a function that is not a kernel (outside `jit`)."""
-    if not all(map(is_concrete, jax.tree.leaves((kernel, x)))):
+    if not all(map(is_concrete, jax.tree.leaves(x))):
         return
     some = take(x, evenly(size(x), _ROWS))
     values = kernel.gram(some, some)
+    if not is_concrete(values):  # a function may close over what is traced
+        return
     matrix = np.asarray(values, float)
     scale = np.abs(matrix).max() * len(matrix) * float(jnp.finfo(values.dtype).eps)
     what = None

@@ -17,7 +17,7 @@ from ..kernels import (
     AbstractKernel,
     Gaussian,
     KernelLike,
-    as_kernel,
+    checked_kernel,
     coordinate_scale,
     median_heuristic,
 )
@@ -157,7 +157,13 @@ def learn_filter(
     triple = _checked(states, observations)
     total = size(triple[0])
     scale, chosen = coordinate_scale(triple[0]), None
-    own = None if kernel_states is None else as_kernel(kernel_states)
+    own, other = (
+        None if kernel is None else checked_kernel(kernel, points, name)
+        for kernel, points, name in (
+            (kernel_states, triple[0], "states"),
+            (kernel_observations, triple[1], "observations"),
+        )
+    )
     if kernel_observations is None:
         kernels: list[AbstractKernel] = (
             [own] if own is not None else [Gaussian(width * scale) for width in WIDTHS]
@@ -165,7 +171,6 @@ def learn_filter(
         rows = spread(total, CHOOSING)
         chosen = choose_regression(kernels, *take(triple[:2], rows))
     folds = make_folds(states, observations, chosen)
-    other = None if kernel_observations is None else as_kernel(kernel_observations)
     distance = jnp.ones(())
     if other is None:
         distance = median_heuristic(folds.seen(folds.codes[0]))

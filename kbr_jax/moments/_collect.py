@@ -21,12 +21,12 @@ from .._checks import (
     is_concrete,
     like,
     padded,
-    same,
     size,
     take,
     without_padding,
 )
 from .._numerics import matmul
+from .._trees import same
 from .._typing import Array, ArrayLike, Bool, Points
 from ..devices import as_mesh
 from ._moments import MomentMaps, Moments, pack

@@ -10,9 +10,10 @@ from collections.abc import Callable
 import equinox as eqx
 import jax.numpy as jnp
 
-from .._checks import as_regularizer, same
+from .._checks import as_regularizer
 from .._numerics import matmul, safe_divide
 from .._solves import PSDFactor, psd_factor, psd_solve, symmetric_resolvent
+from .._trees import same
 from .._typing import Array, ArrayLike, Bool, Float, Int, Points
 from ..embedding import Embedding, JointEmbedding, guarded_sum
 from ..features import AbstractFeatureMap, AbstractFeatures, LandmarkFeatures

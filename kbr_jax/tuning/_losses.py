@@ -19,6 +19,7 @@ from .._checks import (
     check_alike,
     check_same_size,
     fill,
+    in_one_precision,
     is_concrete,
     is_real,
     size,
@@ -266,7 +267,8 @@ def mmd_power(kernel: KernelLike, x: Points, y: Points) -> Float[Array, ""]:
     if size(x) < 2:
         raise ValueError("`mmd_power` needs at least 2 points in each sample.")
     kernel.check(x, "x")
-    return _power(kernel, x, y)
+    kernel.check(y, "y")
+    return _power(kernel, *in_one_precision(x, y))
 
 
 @eqx.filter_jit
