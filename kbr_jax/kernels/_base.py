@@ -258,7 +258,7 @@ class FunctionKernel(AbstractKernel):
 def as_kernel(kernel: Any) -> AbstractKernel:
     """`kernel` itself, or a plain callable of two points wrapped as one.
 
-    A kernel with leaves that are no arrays, such as a network's functions, is wrapped too. A
+    A kernel that holds more than arrays, such as the functions of a network, is wrapped too. A
     `ValueError` for anything else.
     """
     if isinstance(kernel, AbstractKernel) and all(

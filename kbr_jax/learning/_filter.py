@@ -96,6 +96,15 @@ def _checked_values(fixed: dict[str, Any]) -> dict[str, Array]:
     }
 
 
+def _given(kernel: Any, points: Points, name: str, fixed: dict) -> AbstractKernel | None:
+    """A kernel that the user gave, checked."""
+    if kernel is None:
+        return None
+    if f"bandwidth_{name}" in fixed:
+        raise ValueError(f"Give `kernel_{name}` or `bandwidth_{name}`, not both.")
+    return checked_kernel(kernel, points, name)
+
+
 def learn_filter(
     states: Any,
     observations: Any,
@@ -151,19 +160,11 @@ def learn_filter(
         check_choice(estimator, "estimator", *estimators)
         estimators = (estimator,)
     fixed = _checked_values(fixed)
-    for kernel, name in ((kernel_states, "states"), (kernel_observations, "observations")):
-        if kernel is not None and f"bandwidth_{name}" in fixed:
-            raise ValueError(f"Give `kernel_{name}` or `bandwidth_{name}`, not both.")
     triple = _checked(states, observations)
+    own = _given(kernel_states, triple[0], "states", fixed)
+    other = _given(kernel_observations, triple[1], "observations", fixed)
     total = size(triple[0])
     scale, chosen = coordinate_scale(triple[0]), None
-    own, other = (
-        None if kernel is None else checked_kernel(kernel, points, name)
-        for kernel, points, name in (
-            (kernel_states, triple[0], "states"),
-            (kernel_observations, triple[1], "observations"),
-        )
-    )
     if kernel_observations is None:
         kernels: list[AbstractKernel] = (
             [own] if own is not None else [Gaussian(width * scale) for width in WIDTHS]
