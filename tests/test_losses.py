@@ -314,6 +314,23 @@ def power(p, x=X, y=Y):
     return kbr.tuning.mmd_power(kbr.Gaussian(p["h_x"]), jnp.asarray(x), jnp.asarray(y))
 
 
+def regression(p, **data):
+    return kbr.regression_loss(
+        model(p, **data), jnp.asarray(HELD_X), jnp.asarray(HELD_Y), kernel=REFERENCE
+    )
+
+
+def marginal(p, **data):
+    return kbr.tuning.marginal_loss(
+        model(p, **data),
+        jnp.asarray(HELD_X),
+        jnp.asarray(HELD_Y),
+        regularizer=p["delta"],
+        kernel=REFERENCE,
+        clipping=kbr.Clipping(False, 0.0, False),
+    )
+
+
 def tracking(p, landmarks=None, kernel=None, segment=None, **data):
     return kbr.filter_loss(
         tracker(p, landmarks, clipping=kbr.Clipping(False, 0.0), **data),
@@ -325,6 +342,8 @@ def tracking(p, landmarks=None, kernel=None, segment=None, **data):
 
 
 LOSSES = {
+    "regression": regression,
+    "marginal": marginal,
     "leave one out": lambda p, **data: kbr.leave_out_loss(model(p, **data), kernel=REFERENCE),
     "leave four out, landmarks": lambda p: kbr.leave_out_loss(
         fitted := model(p, landmarks=LANDMARKS), num_left_out=4, kernel=fitted.kernel_y
@@ -362,7 +381,7 @@ def test_gradients(name):
 
 
 @pytest.mark.parametrize("rows", [1, 4])
-@pytest.mark.parametrize("name", ["leave one out", "filter"])
+@pytest.mark.parametrize("name", ["regression", "leave one out", "marginal", "filter"])
 def test_gradients_are_finite_on_one_point_and_on_copies_of_it(name, rows):
     x, y = np.repeat(X[:1], rows, 0), np.repeat(Y[:1], rows, 0)
     data = {"x": x, "y": y}

@@ -34,7 +34,7 @@ LEAVES = kbr.propagation.pairwise_graph(
     observed_nodes=[4, 5],
 )
 PATH = kbr.propagation.pairwise_graph(
-    [[0, 1], [1, 2], [2, 3]], edge_types=[0, 1, 1], observed_nodes=[2, 3]
+    [[0, 1], [0, 2], [1, 3]], edge_types=[0, 1, 1], observed_nodes=[2, 3]
 )
 GRID = jnp.linspace(-2, 2, 9)
 

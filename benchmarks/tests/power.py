@@ -36,7 +36,8 @@ STORED = {
     "perturbed, d = 2, n = 500": (0.485, 0.395, 0.485),
     "perturbed, d = 2, n = 1500": (0.69, 0.595, 0.69),
 }
-#: Where their program runs on our data: small samples, and where the stored power is above ours.
+#: Where their program runs on our data: small samples, and the row that is furthest below the best
+#: stored test.
 BESIDE = (
     "mixture, n = 500",
     "perturbed, d = 1, n = 500",
