@@ -361,3 +361,44 @@ def test_predictions_of_several_runs_have_inputs_of_their_own():
         np.testing.assert_array_equal(found.weights, alone.weights)
     with pytest.raises(ValueError, match="`controls` holds 1 trajectories and `output` 2"):
         kbr.predict(filt, runs, 2, controls=inputs[:1])
+
+
+def test_inputs_are_numbers_in_the_domain_of_their_kernel():
+    filt = fit()
+    run = kbr.run_filter(filt, TEST, controls=INPUTS)
+    gap = np.where(np.arange(STEPS)[:, None] == 2, np.nan, INPUTS)
+    for call in (
+        lambda: kbr.run_filter(filt, TEST, controls=gap),
+        lambda: kbr.run_filter(filt, [TEST, TEST], controls=[INPUTS, gap]),
+        lambda: kbr.filter_step(filt, run.state, TEST[0], control=gap[2]),
+        lambda: kbr.predict(filt, run, 3, controls=gap[:3]),
+        lambda: kbr.smooth(filt, run, controls=gap, regularizer=0.1),
+    ):
+        with pytest.raises(ValueError, match=r"`controls(\[1\])?` is NaN at step .: no input may"):
+            call()
+
+
+def test_histograms_are_not_negative_in_a_run():
+    """Inside the program of a run nothing can be raised."""
+    s, s_next = jnp.asarray(STATES[:-1]), jnp.asarray(STATES[1:])
+    o, u = jnp.abs(jnp.asarray(OBSERVED)), jnp.abs(jnp.asarray(CONTROLS))
+    ks, histogram = kbr.Gaussian(H_S), kbr.kernels.ChiSquared()
+    emission = kbr.fit_conditional(ks, histogram, s, o, regularizer=EPSILON)
+    pairs = kbr.TensorProduct((ks, histogram))
+    transition = kbr.fit_conditional(pairs, ks, (s, u), s_next, regularizer=RIDGE)
+    filt = kbr.KernelBayesFilter(emission, transition, regularizer=DELTA)
+    seen, inputs = jnp.abs(TEST), jnp.abs(INPUTS)
+    run = kbr.run_filter(filt, seen, controls=inputs)
+    for call, name in (
+        (lambda: kbr.run_filter(filt, seen.at[3].multiply(-1), controls=inputs), "observations"),
+        (lambda: kbr.run_filter(filt, seen, controls=-inputs), "controls"),
+        (lambda: kbr.run_filter(filt, [seen, -seen], controls=[inputs] * 2), r"observations\[1\]"),
+        (lambda: kbr.predict(filt, run, 2, controls=-inputs[:2]), "controls"),
+    ):
+        with pytest.raises(ValueError, match=f"`{name}` has negative coordinates"):
+            call()
+    # The value of a missing observation is ignored.
+    unseen = jnp.arange(STEPS) != 3
+    other = kbr.run_filter(filt, seen.at[3].multiply(-1), controls=inputs, observed=unseen)
+    close(other.weights, kbr.run_filter(filt, seen, controls=inputs, observed=unseen).weights)
+    kbr.filter_step(filt, run.state, -seen[0], control=inputs[0], observed=False)

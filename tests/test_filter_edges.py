@@ -218,7 +218,7 @@ def test_nan_must_be_marked_as_missing():
         lambda: kbr.run_filter(filt, [SEEN[:4], seen]),
         lambda: kbr.filter_step(filt, kbr.init_filter(filt), seen[3]),
     ):
-        with pytest.raises(ValueError, match="`observations` are NaN at step"):
+        with pytest.raises(ValueError, match=r"`observations(\[1\])?` is NaN at step"):
             call()
     kbr.filter_step(filt, kbr.init_filter(filt), seen[3], observed=False)
 

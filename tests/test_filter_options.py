@@ -113,7 +113,7 @@ def test_an_observation_beyond_all_kernels_is_as_if_missing(number):
     assert stray.predictive_value[5] == 0 and np.isnan(missing.predictive_value[5])
     for a, b in zip(*(jax.tree.leaves(r.weights) for r in (stray, missing)), strict=True):
         np.testing.assert_array_equal(np.delete(a, 5, 0), np.delete(b, 5, 0))
-    with pytest.raises(ValueError, match="`observations` are NaN at step 5"):
+    with pytest.raises(ValueError, match="`observations` is NaN at step 5"):
         kbr.run_filter(filt, TESTS.at[5].set(jnp.nan))
     run = jax.jit(lambda filt, seen: kbr.state_mean(filt, kbr.run_filter(filt, seen)))
     assert np.all(np.isnan(run(filt, TESTS.at[5].set(jnp.nan))[6:]))

@@ -14,8 +14,9 @@ from .._checks import as_count, as_points, as_positive, take
 from .._typing import Array, ArrayLike, Bool, Float, Point, Points, with_numbers
 from ..devices import over_devices
 from ..embedding import Embedding
-from ..rules import AbstractConditional
-from ._sequences import check_lists, check_marked, padded_sequences
+from ..kernels import AbstractKernel
+from ._sequences import check_known, check_lists, check_values, padded_sequences
+from ._smoothers import AbstractSmoother
 
 
 class FilterOutput(eqx.Module):
@@ -54,6 +55,10 @@ class AbstractFilter(eqx.Module):
         """State before the first observation."""
 
     @abc.abstractmethod
+    def kernels(self) -> tuple[AbstractKernel | None, AbstractKernel | None]:
+        """Those of observations and of inputs; None where there is none."""
+
+    @abc.abstractmethod
     def encode(
         self, observations: Points, observed: ArrayLike | None, name: str = "observations"
     ) -> tuple[Any, Array]:
@@ -86,22 +91,8 @@ class AbstractFilter(eqx.Module):
         """Mean of the state under a belief."""
 
     @abc.abstractmethod
-    def smoother(self, points: Points) -> "AbstractSmoother":
+    def smoother(self, points: Points) -> AbstractSmoother:
         """The transition from beliefs on the given points, for `smooth`."""
-
-
-class AbstractSmoother(eqx.Module):
-    """A transition from weights on fixed points, as a likelihood of the next state."""
-
-    model: eqx.AbstractVar[AbstractConditional]
-
-    @abc.abstractmethod
-    def forward(self, weights: Float[Array, "*b m"], control: Any) -> Float[Array, "*b r"]:
-        """Coordinates of weights on the points, in the features of the model's x."""
-
-    @abc.abstractmethod
-    def adjoint(self, code: Float[Array, "b r"], control: Any) -> Float[Array, "b m"]:
-        """Values at the points of functions with these coordinates."""
 
 
 class AbstractWrappedFilter(AbstractFilter):
@@ -114,6 +105,9 @@ class AbstractWrappedFilter(AbstractFilter):
         """The emission model of the base."""
         base: Any = self.base
         return base.emission
+
+    def kernels(self) -> tuple[AbstractKernel | None, AbstractKernel | None]:
+        return self.base.kernels()
 
     def encode_controls(self, controls: Points | None, count: int) -> Any:
         return self.base.encode_controls(controls, count)
@@ -200,7 +194,7 @@ def _encoded(
     observation, control = (
         jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], part) for part in (observation, control)
     )
-    check_marked(observation, observed)
+    check_known(observation, observed, control)
     codes, mask = filt.encode(observation, observed, "observation")
     return take((codes, filt.encode_controls(control, 1), mask), 0)
 
@@ -261,7 +255,7 @@ def run_filter(
     if state is not None and prior is not None:
         raise ValueError("Give a `state` to go on from, or a `prior` to start from, not both.")
     many = isinstance(observations, list)
-    check_marked(observations, observed)
+    check_known(observations, observed, controls)
     if many and state is not None:
         raise ValueError("Go on from the `state` of each run by a call of its own, without lists.")
     if mesh is not None and not many:
@@ -272,9 +266,12 @@ def run_filter(
     if not many:
         observations = as_points(observations, "observations")
         inputs = observations, controls, observed, None
-        return _scan(filt, state, *inputs, output_fn, checkpoint_every)
+        run = _scan(filt, state, *inputs, output_fn, checkpoint_every)
+        check_values(filt.kernels(), observations, observed, controls)
+        return run
     stacks, lengths = padded_sequences(observations, controls, observed)
     runs = over_devices(_scan_many, mesh, (filt, state, output_fn, checkpoint_every), stacks)
+    check_values(filt.kernels(), observations, observed, controls)
     whole = output_fn is None
     steps = _with_state(runs, None) if whole else runs
     each = [jax.tree.map(lambda leaf, i=i, n=n: leaf[i, :n], steps) for i, n in enumerate(lengths)]
@@ -379,7 +376,10 @@ def predict(filt: AbstractFilter, output: Any, steps: int = 1, *, controls: Any 
         check_lists(inputs, "controls", output, "output")
         pairs = zip(output, inputs, strict=True)
         return [predict(filt, run, steps, controls=own) for run, own in pairs]
-    return _predict(filt, output, as_count(steps, "steps"), controls)
+    check_known(None, None, controls)
+    ahead = _predict(filt, output, as_count(steps, "steps"), controls)
+    check_values(filt.kernels(), None, None, controls)
+    return ahead
 
 
 @eqx.filter_jit

@@ -11,7 +11,7 @@ from .._numerics import matmul, safe_divide
 from .._typing import Array, ArrayLike, Bool, Float, Points
 from ..embedding import Embedding, mean
 from ..features import FeatureChoice
-from ..kernels import KernelLike, kernel_for
+from ..kernels import AbstractKernel, KernelLike, kernel_for
 from ..rules import (
     AbstractConditional,
     AbstractEmission,
@@ -23,9 +23,10 @@ from ..rules import (
     single_prior_weights,
     update,
 )
-from ._base import AbstractFilter, AbstractSmoother, FilterOutput
+from ._base import AbstractFilter, FilterOutput
 from ._known import AbstractKnownTransition
 from ._sequences import as_transitions
+from ._smoothers import AbstractSmoother
 from ._transitions import AbstractTransition, bind_transition
 
 
@@ -204,6 +205,11 @@ class KernelBayesFilter(AbstractFilter):
         if self.estimator != "prior":
             return own, own, value
         return self._regress_on_successors(emission.embed_x(own)), own, value
+
+    def kernels(self) -> tuple[AbstractKernel | None, AbstractKernel | None]:
+        emission: Any = self.emission
+        of_observations = emission.features_y.kernel if emission.learned else None
+        return of_observations, self.transition.kernel_of_controls()
 
     def encode(
         self, observations: Points, observed: ArrayLike | None, name: str = "observations"

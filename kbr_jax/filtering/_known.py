@@ -37,8 +37,9 @@ from ..features import (
 from ..kernels import Gaussian, KernelLike, kernel_for
 from ..kernels._base import as_map
 from ..rules import AbstractEmission, AbstractSampleEmission, ConditionalEmbedding
-from ._base import AbstractSmoother, no_controls
+from ._base import no_controls
 from ._sequences import checked_controls
+from ._smoothers import AbstractSmoother
 from ._transitions import AbstractTransition
 
 

@@ -23,6 +23,8 @@ from .._checks import (
     without_padding,
 )
 from .._typing import Array, ArrayLike, Bool, Float, Points
+from ..kernels import AbstractKernel
+from ..kernels._base import check_where
 
 
 def as_transitions(
@@ -105,27 +107,50 @@ def _of_trajectories(
     return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
 
 
-def check_marked(observations: Any, observed: Any) -> None:
-    """Raise a `ValueError` for NaN that is not marked as missing (outside `jit`)."""
-    if isinstance(observations, list):
-        masks = observed if isinstance(observed, list) else [observed] * len(observations)
-        for part, mask in zip(observations, masks, strict=False):
-            check_marked(part, mask)
+def check_known(observations: Any, observed: Any, controls: Any) -> None:
+    """Raise a `ValueError` for NaN: observations that are not marked, and inputs."""
+    _check_numbers(observations, observed, "observations", "mark missing ones False in `observed`")
+    _check_numbers(controls, None, "controls", "no input may be missing")
+
+
+def _check_numbers(points: Any, observed: Any, name: str, cure: str) -> None:
+    if isinstance(points, list):
+        masks = observed if isinstance(observed, list) else [observed] * len(points)
+        for index, (part, mask) in enumerate(zip(points, masks, strict=False)):
+            _check_numbers(part, mask, f"{name}[{index}]", cure)
+    elif all(map(is_concrete, jax.tree.leaves((points, observed)))):
+        for leaf in jax.tree.leaves(points):
+            rows = np.asarray(leaf)
+            if rows.size and rows.ndim and np.issubdtype(rows.dtype, np.floating):
+                bad = np.isnan(rows).reshape(len(rows), -1).any(axis=1)
+                if observed is not None and np.shape(observed) == bad.shape:
+                    bad = bad & np.asarray(observed, bool)
+                if bad.any():
+                    raise ValueError(f"`{name}` is NaN at step {int(np.argmax(bad))}: {cure}.")
+
+
+def check_values(
+    kernels: tuple[AbstractKernel | None, AbstractKernel | None],
+    observations: Any,
+    observed: Any,
+    controls: Any,
+) -> None:
+    """Raise a `ValueError` for values outside the domains of the kernels.
+
+    A program checks kinds while it is traced. Values can be read only outside of it.
+    """
+    _check_domain(kernels[0], observations, observed, "observations")
+    _check_domain(kernels[1], controls, None, "controls")
+
+
+def _check_domain(kernel: AbstractKernel | None, points: Any, observed: Any, name: str) -> None:
+    if isinstance(points, list):
+        masks = [None] * len(points) if observed is None else observed
+        for index, (part, mask) in enumerate(zip(points, masks, strict=True)):
+            _check_domain(kernel, part, mask, f"{name}[{index}]")
         return
-    for leaf in jax.tree.leaves((observations, observed)):
-        if not is_concrete(leaf):
-            return
-    for leaf in jax.tree.leaves(observations):
-        rows = np.asarray(leaf)
-        if rows.size and rows.ndim and np.issubdtype(rows.dtype, np.floating):
-            bad = np.isnan(rows).reshape(len(rows), -1).any(axis=1)
-            if observed is not None and np.shape(observed) == bad.shape:
-                bad = bad & np.asarray(observed, bool)
-            if bad.any():
-                raise ValueError(
-                    f"`observations` are NaN at step {int(np.argmax(bad))}: mark missing ones by "
-                    f"False in `observed`."
-                )
+    if kernel is not None and points is not None:
+        check_where(kernel, as_points(points, name), name, observed)
 
 
 def check_lists(first: Any, first_name: str, second: Any, second_name: str) -> None:

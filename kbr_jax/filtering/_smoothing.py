@@ -12,8 +12,9 @@ from .._numerics import matmul
 from .._typing import Array, ArrayLike, Float
 from ..embedding import Embedding, normalized
 from ..rules import Clipping, check_estimator
-from ._base import AbstractFilter, AbstractSmoother, FilterOutput
-from ._sequences import check_lists
+from ._base import AbstractFilter, FilterOutput
+from ._sequences import check_known, check_lists
+from ._smoothers import AbstractSmoother
 
 
 def smooth(
@@ -94,6 +95,7 @@ def smooth(
     lag = None if lag is None else as_count(lag, "lag")
     lag = None if lag is not None and lag >= count - 1 else lag
     delta = as_regularizer(regularizer, "regularizer", beliefs.weights.dtype)
+    check_known(None, None, controls)
     inputs = filt.encode_controls(controls, count)
     smoother = filt.smoother(beliefs.points)
     importance = estimator == "importance"

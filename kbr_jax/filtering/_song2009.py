@@ -23,9 +23,9 @@ from ..rules import (
     observed_coordinates,
     single_prior_weights,
 )
-from ._base import AbstractFilter, AbstractSmoother, FilterOutput, no_controls
+from ._base import AbstractFilter, FilterOutput, no_controls
 from ._sequences import as_transitions
-from ._transitions import PointSmoother
+from ._smoothers import AbstractSmoother, PointSmoother
 
 
 class ConcatenatedFeatures(AbstractFeatureMap):
@@ -80,6 +80,9 @@ class ConditionalEmbeddingFilter(AbstractFilter):
         factor = features.ridge(self.regularizer)
         model = ConditionalEmbedding(features, features, self.regularizer, factor)
         return single_prior_weights(model, prior)
+
+    def kernels(self) -> tuple[AbstractKernel | None, AbstractKernel | None]:
+        return self.observations.kernel, None
 
     def encode(
         self, observations: Points, observed: ArrayLike | None, name: str = "observations"

@@ -20,10 +20,11 @@ from .._numerics import matmul
 from .._trees import same
 from .._typing import Array, Bool, Float, Points
 from ..features import AbstractFeatures, AbstractGram, LandmarkFeatures
-from ..kernels import TensorProduct
+from ..kernels import AbstractKernel, TensorProduct
 from ..rules import AbstractConditional, AbstractEmission
-from ._base import AbstractSmoother, no_controls
+from ._base import no_controls
 from ._sequences import checked_controls
+from ._smoothers import AbstractSmoother, PointSmoother
 
 
 class AbstractTransition(eqx.Module):
@@ -38,6 +39,10 @@ class AbstractTransition(eqx.Module):
     @abc.abstractmethod
     def smoother(self, emission: AbstractEmission, points: Points) -> AbstractSmoother:
         """The transition as a likelihood of the next state, from given points."""
+
+    def kernel_of_controls(self) -> AbstractKernel | None:
+        """None where there are no inputs, or a known function takes them."""
+        return None
 
     def encode_controls(self, controls: Points | None, count: int) -> Any:
         """What `forward` needs of each of `count` checked inputs."""
@@ -95,6 +100,9 @@ class Controlled(AbstractTransition):
         kernel, anchors, _ = _anchors(self.model.features_x)
         return ControlledSmoother(self.model, kernel.kernels[0].gram(points, anchors[0]))
 
+    def kernel_of_controls(self) -> AbstractKernel | None:
+        return _anchors(self.model.features_x)[0].kernels[1]
+
     def encode_controls(self, controls: Points | None, count: int) -> Float[Array, "T a"]:
         kernel, anchors, active = _anchors(self.model.features_x)
         controls = checked_controls(controls, anchors[1], "training controls", count)
@@ -102,19 +110,6 @@ class Controlled(AbstractTransition):
         values = kernel.kernels[1].gram(controls, anchors[1])
         values = values.astype(self.model.features_x.dtype)
         return values if active is None else jnp.where(active, values, 0)
-
-
-class PointSmoother(AbstractSmoother):
-    """A transition whose points have the coordinates `matrix`, row by row."""
-
-    model: AbstractConditional
-    matrix: Float[Array, "m r"]
-
-    def forward(self, weights: Float[Array, "*b m"], control: Any) -> Float[Array, "*b r"]:
-        return matmul(weights, self.matrix)
-
-    def adjoint(self, code: Float[Array, "b r"], control: Any) -> Float[Array, "b m"]:
-        return matmul(code, self.matrix.T)
 
 
 class ControlledSmoother(AbstractSmoother):

@@ -45,6 +45,14 @@ def check_histogram(x: Points, name: str, kernel: str) -> None:
         )
 
 
+def check_where(kernel: "AbstractKernel", x: Points, name: str, mask: Any) -> None:
+    """As `kernel.check`, without the points where the mask is False (outside `jit`)."""
+    if mask is not None and all(map(is_concrete, jax.tree.leaves((x, mask)))):
+        rows = np.asarray(mask, bool)
+        x = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[rows]), x)
+    kernel.check(x, name)
+
+
 def check_integer(x: Points, name: str, kernel: str) -> None:
     """Points that are integers or booleans: labels, categories, indices."""
     leaf = check_single_array(x, name, kernel)

@@ -35,6 +35,7 @@ from .._solves import AbstractFactor
 from .._typing import Array, ArrayLike, Bool, Float, Int, Points, with_numbers
 from ..embedding import Embedding, JointEmbedding, check_embedding, check_unbatched, normalized
 from ..features import AbstractFeatures
+from ..kernels._base import check_where
 from ..kernels._parts import of_products
 
 #: Least share of a prior that must lie on the training x. It is about 1 inside them (with a
@@ -316,8 +317,8 @@ def observed_coordinates(
     """
     observations = as_points(observations, name)
     check_alike(observations, name, features.points, "training observations")
-    features.kernel.check(observations, name)
     observed = as_mask(observed, size(observations), "observed")
+    check_where(features.kernel, observations, name, observed)
     filled = fill(like(observations, features.points), observed, take(features.points, 0))
     codes = features.coordinates(filled)
     lost = features.beyond_reach(codes, filled)
