@@ -121,6 +121,26 @@ CASES = {
         ),
         "`normalize=True` divides",
     ),
+    "words as labels": (
+        lambda: fit_svm(labels=["a", "b"] * 3),
+        "`labels` holds ndarray, which is no array of numbers",
+    ),
+    "labels in two columns": (
+        lambda: fit_svm(labels=jnp.stack([LABELS % 2] * 2, axis=1)),
+        r"`labels` must be one number for each point, \[6\]",
+    ),
+    "weights of several sets": (
+        lambda: kbr.dynamics.fit_predicted_svm(X, LABELS % 2, jnp.ones((2, 6)), penalty=1.0),
+        r"`weights` must be one number for each point, \[6\]",
+    ),
+    "one belief": (
+        lambda: kbr.tuning.calibrate(kbr.embed(G, X), X[0]),
+        r"`beliefs` must be a batch with weights \[b, n\]",
+    ),
+    "one forecast": (
+        lambda: kbr.tuning.conformal_margin(kbr.embed(G, X), X),
+        r"`forecasts` must be a batch with weights \[b, n\]",
+    ),
     # Points in place of embeddings.
     "prior points": (
         lambda: kbr.bayes_rule(fit(), X, X[0], regularizer=0.1),

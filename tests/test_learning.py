@@ -364,7 +364,7 @@ def test_calibration_finds_the_temperature():
     truth = jnp.asarray(centers + rng.normal(size=300))[:, None]
     squares = (grid[:, 0] - jnp.asarray(centers)[:, None]) ** 2
     beliefs = kbr.Embedding(kbr.Gaussian(0.1), grid, jnp.exp(-0.5 * 4 * squares))
-    found = float(kbr.tuning.calibrate(beliefs, truth))
+    found = float(kbr.tuning.calibrate(beliefs, np.asarray(truth).tolist()))
     assert 2.5 < found < 6
     levels = kbr.embedding.credible_level(beliefs, truth, temperature=found)
     np.testing.assert_allclose(kbr.tuning.coverage(levels), [0.5, 0.8, 0.95], atol=0.07)

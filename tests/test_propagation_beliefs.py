@@ -387,6 +387,8 @@ def test_labels_go_in_and_come_out():
         found["C"]
     with pytest.raises(ValueError, match="'B', which is no observed node"):
         kbr.propagation.belief_propagation(by_label, {"B": 0.0})
+    with pytest.raises(ValueError, match=r"A point of `values\['A'\]` has shape"):
+        kbr.propagation.belief_propagation(by_label, {"A": jnp.zeros(2)})
     with pytest.raises(ValueError, match="'D' is not a node"):
         kbr.propagation.belief_propagation(by_label, {"D": 0.0})
 

@@ -144,7 +144,8 @@ def sets_of(model: DistributionDynamics) -> SampleSequence:
     """The sampled sets that the dynamics were fitted to."""
     if model.sets is None:
         raise ValueError(
-            "These dynamics were fitted to a Gram matrix: they hold no `sets` to use a kernel on."
+            "These dynamics were fitted to a Gram matrix: they hold no `sets` to use a kernel on. "
+            "`forecast_coefficients` needs none."
         )
     return model.sets
 

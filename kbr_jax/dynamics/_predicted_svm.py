@@ -138,9 +138,12 @@ def fit_predicted_svm(
     `converged` is False.
     """
     x = check_finite(as_points(x, "x"), "x")
-    labels = jnp.asarray(labels)
+    labels = jnp.asarray(as_points(labels, "labels"))
     check_same_size(labels, "labels", x, "x")
     weights = as_weights(weights, size(x), "weights", jnp.dtype("float32"))
+    for values, name in ((labels, "labels"), (weights, "weights")):
+        if values.ndim != 1:
+            raise ValueError(f"`{name}` must be one number for each point, {[size(x)]}.")
     weights = jnp.asarray(check_finite(weights, "weights"))
     classes = _as_classes(labels, classes)
     features = None

@@ -75,14 +75,14 @@ def stacked_forecast(model: DistributionDynamics, steps: int = 1) -> StackedFore
 
     **Raises:** `ValueError` for fewer than max(4, k + 2) sets, and for a model without `sets`.
     """
-    count, steps = model.gram.shape[0], as_count(steps, "steps")
-    if count < max(4, steps + 2) or model.sets is None:
+    count, steps, sets = model.gram.shape[0], as_count(steps, "steps"), sets_of(model)
+    if count < max(4, steps + 2):
         raise ValueError(
             f"Stacking needs at least {max(4, steps + 2)} sampled sets to judge predictions by, "
-            f"got {count if model.sets is not None else 'none'}; use `estimator='ridge'`."
+            f"got {count}; use `estimator='ridge'`."
         )
     norms = jnp.diagonal(model.gram)
-    noise = mean_noise(model.kernel, model.sets, norms, "use `estimator='ridge'`")
+    noise = mean_noise(model.kernel, sets, norms, "use `estimator='ridge'`")
     floor = jnp.finfo(model.gram.dtype).eps * jnp.mean(jnp.diagonal(model.gram))
     return _stack(model, jnp.maximum(noise, floor), steps)
 

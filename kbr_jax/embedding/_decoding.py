@@ -71,7 +71,6 @@ def _unless_nan(embedding: Embedding, found: Point) -> Point:
     return jax.tree.map(one, found)
 
 
-@eqx.filter_jit
 def decode_fixed_point(
     embedding: Embedding, start: Point | None = None, *, num_steps: int = 100
 ) -> Point:
@@ -87,6 +86,11 @@ def decode_fixed_point(
     none if that fails too, so the objective never rises above its start. Cost O(num_steps n d).
     Differentiable (through the iterations). Computed in the wider dtype of points and weights.
     """
+    return _fixed_point(embedding, start, as_count(num_steps, "num_steps"))
+
+
+@eqx.filter_jit
+def _fixed_point(embedding: Embedding, start: Point | None, num_steps: int) -> Point:
     kernel = embedding.kernel
     if not isinstance(kernel, Gaussian):
         raise ValueError(
@@ -94,7 +98,6 @@ def decode_fixed_point(
             f"`decode_gradient`."
         )
     check_unbatched(embedding, "embedding")
-    num_steps = as_count(num_steps, "num_steps")
     embedding = _in_one_dtype(embedding)
     points, weights = embedding.points, embedding.weights
     start = jnp.asarray(decode(embedding) if start is None else start, points.dtype)

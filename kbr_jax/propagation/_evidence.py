@@ -230,11 +230,17 @@ def _by_label(
 ) -> tuple[dict[int, Points], np.ndarray]:
     """One sample for each node type from values by label, and their mask."""
     graph = model.graph
-    given = {graph.index(label): jax.tree.map(jnp.asarray, one) for label, one in values.items()}
-    unknown = [node for node in given if node not in watched]
-    if unknown:
-        label = graph.names(np.asarray(unknown))[0]
-        raise ValueError(f"`values` holds {label!r}, which is no observed node of the graph.")
+    given = {}
+    for label, one in values.items():
+        node = graph.index(label)
+        if node not in watched:
+            raise ValueError(f"`values` holds {label!r}, which is no observed node of the graph.")
+        kind = int(graph.node_types[node])
+        name, like = f"values[{label!r}]", model.samples[kind]
+        sample = as_points(jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], one), name)
+        if like is not None:
+            check_alike(sample, name, like, f"training sample of type {kind}")
+        given[node] = take(sample, 0)
     samples = {}
     for kind in np.unique(graph.node_types[watched]).tolist():
         own = watched[graph.node_types[watched] == kind].tolist()

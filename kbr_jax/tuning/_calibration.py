@@ -19,7 +19,6 @@ LIMIT, COUNT = 16.0, 33
 WIDTHS, NUM_WIDTHS = (0.05, 4.0), 32
 
 
-@eqx.filter_jit
 def calibrate(beliefs: Embedding, points: Points) -> Float[Array, ""]:
     r"""Choose the temperature of credible regions on held-out data.
 
@@ -33,6 +32,11 @@ def calibrate(beliefs: Embedding, points: Points) -> Float[Array, ""]:
     **Returns:** a scalar, for `credible_level(..., temperature=)`. Cost 33 times that of
     `credible_level`. **Raises:** `ValueError` as `credible_level`.
     """
+    return _temperature(beliefs, _one_each(beliefs, points, "beliefs"))
+
+
+@eqx.filter_jit
+def _temperature(beliefs: Embedding, points: Points) -> Float[Array, ""]:
     temperatures = LIMIT ** jnp.linspace(-1, 1, COUNT)
 
     def error(tau):
@@ -59,7 +63,6 @@ def coverage(levels: Float[Array, " b"]) -> Float[Array, " u"]:
     return jnp.sum(inside & known[:, None], axis=0) / jnp.maximum(jnp.sum(known), 1)
 
 
-@eqx.filter_jit
 def fit_bandwidth(forecasts: Embedding, points: Points) -> Float[Array, ""]:
     r"""Choose the `bandwidth` of `density`: the least mean `log_score` of forecasts.
 
@@ -72,7 +75,11 @@ def fit_bandwidth(forecasts: Embedding, points: Points) -> Float[Array, ""]:
     **Returns:** a scalar; NaN where no forecast has a finite score. Cost O(32 b n d). **Raises:**
     `ValueError` as `log_score`.
     """
-    points = as_points(points, "points")
+    return _bandwidth(forecasts, _one_each(forecasts, points, "forecasts"))
+
+
+@eqx.filter_jit
+def _bandwidth(forecasts: Embedding, points: Points) -> Float[Array, ""]:
     factors = jnp.asarray(np.geomspace(*WIDTHS, NUM_WIDTHS), forecasts.weights.dtype)
     scores = lax.map(lambda c: log_score(forecasts, points, bandwidth=c), factors)
     limited = jnp.minimum(scores, scores[-1] + 10)
@@ -166,13 +173,23 @@ def _excess(forecasts: Embedding, points: Points, level: Float[Array, ""]) -> Fl
         # What `jax.vmap` of a `Forecast` returns: each forecast has atoms of its own.
         lower, upper = jax.vmap(lambda one: credible_interval(one, level))(forecasts)
         return _outside(points, lower, upper)
-    check_alike(points, "points", forecasts.points, "forecasts.points")
-    if forecasts.weights.ndim != 2 or size(points) != forecasts.weights.shape[0]:
-        raise ValueError(
-            f"`points` must hold one point for each forecast, weights `[b, n]`; got {size(points)} "
-            f"points and weights of shape {forecasts.weights.shape}."
-        )
+    points = _one_each(forecasts, points, "forecasts")
     return _outside(points, *credible_interval(forecasts, level))
+
+
+def _one_each(forecasts: Embedding, points: Points, name: str) -> Points:
+    """Checked points, one for each member of a batch."""
+    points = as_points(points, "points")
+    shape = forecasts.weights.shape
+    if len(shape) != 2:
+        raise ValueError(
+            f"`{name}` must be a batch with weights [b, n] and a point for each; got weights of "
+            f"shape {list(shape)}."
+        )
+    check_alike(points, "points", forecasts.points, f"{name}.points")
+    if size(points) != shape[0]:
+        raise ValueError(f"`{name}` has {shape[0]} members, but `points` holds {size(points)}.")
+    return points
 
 
 @one_program
