@@ -6,7 +6,6 @@ Shapes and dtypes at trace time, values where they are concrete.
 import contextlib
 import operator
 import os
-import warnings
 from typing import Any
 
 import jax
@@ -16,6 +15,7 @@ import numpy as np
 
 from ._numerics import nan_unless_finite, one_program
 from ._typing import Array, ArrayLike, Bool, Float, Points
+from ._warnings import warn
 
 
 def is_concrete(x: object) -> bool:
@@ -304,10 +304,9 @@ def as_regularizer(value: ArrayLike, name: str, dtype: jnp.dtype) -> Float[Array
     """A positive scalar in the dtype of the computation; a warning where that cannot hold it."""
     found = as_positive(value, name, scalar=True)
     if is_concrete(found) and float(found) < jnp.finfo(dtype).eps:
-        warnings.warn(
+        warn(
             f"`{name}` = {float(found):.1e} is below the rounding of {jnp.dtype(dtype).name} "
-            f"({jnp.finfo(dtype).eps:.0e}) and acts like 0: take a larger one, or float64.",
-            stacklevel=3,
+            f"({jnp.finfo(dtype).eps:.0e}) and acts like 0: take a larger one, or float64."
         )
     return found.astype(dtype)
 

@@ -195,7 +195,7 @@ def test_decoding():
     embedding = kbr.embed(KERNEL, X[:5] / 4)
     best = single(kbr.decode(embedding))
     for decoded in (
-        kbr.embedding.decode_fixed_point(embedding),
+        kbr.embedding.decode_fixed_point(embedding, num_steps=np.int64(100)),
         kbr.embedding.decode_gradient(embedding),
         kbr.decode(embedding, jnp.concatenate([X, best[None]])),
     ):
@@ -746,3 +746,18 @@ def test_truth_values_of_numpy():
 def test_of_equally_good_temperatures_the_nearest_to_1():
     beliefs = kbr.embed(kbr.Gaussian(1.0), jnp.zeros((1, 1)), jnp.ones((5, 1)))
     np.testing.assert_allclose(kbr.tuning.calibrate(beliefs, jnp.ones((5, 1))), 1)
+
+
+def test_warnings_name_the_line_of_the_caller():
+    """However deep in the library they come from."""
+    narrow, key = kbr.Gaussian(1e-6), jax.random.key(0)
+    for call in (
+        lambda: kbr.fit_conditional(narrow, None, X, X, regularizer=1e-3),
+        lambda: kbr.hypotheses.two_sample_test(narrow, X, X + 0.5, key=key),
+        lambda: kbr.hypotheses.independence_test(narrow, narrow, X, X, key=key),
+        lambda: kbr.fit_filter(narrow, None, X, X, regularizer=1e-3, posterior_regularizer=1e-3),
+        lambda: kbr.fit_conditional(None, None, jnp.arange(60), jnp.arange(60), regularizer=1e-3),
+    ):
+        with pytest.warns(UserWarning) as found:
+            call()
+        assert {one.filename for one in found} == {__file__}

@@ -1,12 +1,11 @@
 r"""Instrumental regression: effects that an unmeasured confounder cannot reach."""
 
-import warnings
-
 import equinox as eqx
 import jax.numpy as jnp
 
 from .._checks import as_batch, as_count, as_mask, as_points, is_concrete, size
 from .._typing import Array, ArrayLike, Bool, Float, Points
+from .._warnings import warn
 from ..features import AbstractFeatureMap
 from ..kernels import FeatureMap, KernelLike, Linear, TensorProduct, checked_kernel
 from ._stages import Smoothed, feature_map, regress
@@ -170,10 +169,9 @@ def _second(
 
 def _warn_if_weak(strength: Float[Array, ""]) -> None:
     if is_concrete(strength) and strength < _WEAK:
-        warnings.warn(
+        warn(
             f"The instrument is weak: its strength is {float(strength):.2g}, and below "
-            f"{_WEAK:.0f} the effect is hardly determined. Find a stronger instrument.",
-            stacklevel=3,
+            f"{_WEAK:.0f} the effect is hardly determined. Find a stronger instrument."
         )
 
 

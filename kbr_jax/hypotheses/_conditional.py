@@ -3,7 +3,6 @@ r"""A test of independence given a third variable, by regressions on it that cho
 import functools
 import itertools
 import math
-import warnings
 from typing import Any
 
 import equinox as eqx
@@ -24,6 +23,7 @@ from .._checks import (
 )
 from .._numerics import matmul, safe_divide, safe_sqrt
 from .._typing import Array, Float, Int, Points, PRNGKeyArray
+from .._warnings import warn
 from ..features import Landmarks, fit_features
 from ..kernels import AbstractKernel, KernelLike, as_kernel, default_kernel, warn_of_scale
 from ..kernels._base import flat
@@ -117,11 +117,10 @@ def conditional_independence_test(
     draws = as_count(num_draws, "num_draws")
     found = _run(tuple(kernels), samples, key, (rank, draws), mesh)
     if is_concrete(found.bias) and found.bias.ndim == 0 and found.bias > MOST_BIAS:
-        warnings.warn(
+        warn(
             "The regressions on `z` improve much from half of the triples to all. What they leave "
             "of z may decide the test: do not trust a small p-value. Give more triples, or fewer "
-            "variables in `z`.",
-            stacklevel=2,
+            "variables in `z`."
         )
     return found
 

@@ -1,6 +1,5 @@
 """What a test returns, and how simulated null distributions become p-values."""
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from jax.sharding import Mesh
 
 from .._checks import padded
 from .._typing import Array, Float, Int, PRNGKeyArray, with_numbers
+from .._warnings import warn
 from ..devices import over_devices
 
 #: Draws of the null distribution that are computed side by side.
@@ -153,10 +153,9 @@ def rounding(magnitude: Float[Array, "*s"]) -> Float[Array, "*s"]:
 def warn_if_hopeless(orders: int, sizes: str) -> None:
     """Warn where so few orders of the points exist that no p-value is below .05."""
     if orders < 20:
-        warnings.warn(
+        warn(
             f"With {sizes} no p-value is below {1 / orders:.2g}. Rows of a table are points; its "
-            f"columns are a tuple of arrays.",
-            stacklevel=3,
+            f"columns are a tuple of arrays."
         )
 
 

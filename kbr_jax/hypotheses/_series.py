@@ -1,6 +1,5 @@
 r"""How long points of a series depend on each other."""
 
-import warnings
 from typing import Any
 
 import equinox as eqx
@@ -10,6 +9,7 @@ import numpy as np
 
 from .._checks import as_count, is_concrete, size, take
 from .._typing import Array, Float, Points
+from .._warnings import warn
 from ..kernels import AbstractKernel, default_kernel
 from ._results import centered
 
@@ -44,11 +44,10 @@ def block_length(dependent: bool | int, kernels: Any, x: Points, y: Points) -> i
     time = max(float(_time(kernel, points)) for kernel in kernels for points in (x, y))
     wanted = int(np.ceil(_TIMES * time))
     if wanted > most:
-        warnings.warn(
+        warn(
             f"The series are short: their autocorrelation time is {time:.1f} steps, and blocks of "
             f"{wanted} points would leave fewer than {_BLOCKS} of them. Blocks of {max(most, 1)} "
-            f"points are taken; the test may reject too often.",
-            stacklevel=3,
+            f"points are taken; the test may reject too often."
         )
     return max(min(wanted, most), 1)
 

@@ -3,8 +3,6 @@ r"""Does a treatment change the distribution of an outcome? A doubly robust test
 Martinez-Taboada, Ramdas and Kennedy 2023.
 """
 
-import warnings
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -24,6 +22,7 @@ from .._checks import (
 from .._lapack import cholesky, eigh, triangular_solve
 from .._numerics import matmul
 from .._typing import Array, ArrayLike, Bool, Float, Int, Points, PRNGKeyArray
+from .._warnings import warn
 from ..features import AbstractFeatureMap, FeatureChoice, fit_features
 from ..kernels import KernelLike, checked_kernel
 from ._results import TestResult, interval_of, rounding
@@ -139,11 +138,10 @@ def treatment_effect_test(
     found = _run(features.matrix.astype(dtype), gram, control, treated, usable, key, folds)
     p_value, statistic, effect, interval, clipped = found
     if is_concrete(clipped) and clipped > _MANY:
-        warnings.warn(
+        warn(
             f"{100 * float(clipped):.0f} % of the propensities are at their bounds {_CLIP} and "
             f"{1 - _CLIP}: points of some x seem to get one treatment only, and nothing tells what "
-            f"the other would do. Restrict the sample to x where both occur.",
-            stacklevel=2,
+            f"the other would do. Restrict the sample to x where both occur."
         )
     return TestResult(
         p_value,

@@ -1,7 +1,5 @@
 """Kernels chosen from the points, and warnings about kernels that cannot work."""
 
-import warnings
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -19,6 +17,7 @@ from .._checks import (
 )
 from .._numerics import evenly, safe_sqrt
 from .._typing import Array, ArrayLike, Bool, Float, Int, Points
+from .._warnings import warn
 from ._base import AbstractKernel, FunctionKernel, KernelLike, as_kernel, flat
 from ._families import Delta
 from ._gram import median_distance, pairs_of
@@ -115,10 +114,9 @@ def warn_of_amounts(x: Array) -> None:
     if x.dtype != bool and is_concrete(x):
         count = len(np.unique(np.asarray(x).reshape(len(x), -1), axis=0))
         if count > max(_LABELS, size(x) / 5):
-            warnings.warn(
+            warn(
                 f"Integers of {count} values among {size(x)} points are taken as labels, all "
-                f"unlike each other: give `.astype(float)` if they are amounts.",
-                stacklevel=3,
+                f"unlike each other: give `.astype(float)` if they are amounts."
             )
 
 
@@ -183,10 +181,9 @@ def warn_of_scale(
             f"{int(np.argmin(np.where(spread > 0, spread, np.inf)))}: give a bandwidth for each"
         )
     if problem is not None:
-        warnings.warn(
+        warn(
             f"The kernel of `{name}` {problem}. `kernel=None` takes the median distance in units "
-            f"of each coordinate.",
-            stacklevel=4,
+            f"of each coordinate."
         )
 
 

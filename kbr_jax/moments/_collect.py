@@ -1,6 +1,5 @@
 """Moments of a sample: from arrays, from chunks that never are in memory at once, over devices."""
 
-import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -28,6 +27,7 @@ from .._checks import (
 from .._numerics import matmul
 from .._trees import same
 from .._typing import Array, ArrayLike, Bool, Points
+from .._warnings import warn
 from ..devices import as_mesh
 from ._moments import MomentMaps, Moments, pack
 
@@ -161,11 +161,10 @@ def merge_moments(first: Moments, second: Moments) -> Moments:
         counts = [np.asarray(m.count, float) for m in (first, second)]
         lost = np.abs(np.asarray(merged.count, float) - sum(counts))
         if np.any(lost > _LOST * np.minimum(*counts)):
-            warnings.warn(
+            warn(
                 f"In {merged.count.dtype} these moments lose a part of the smaller sample: "
                 f"{np.max(counts):.0f} and {np.min(counts):.0f} pairs. Merge more pairs at a "
-                "time, or keep the moments in float64.",
-                stacklevel=2,
+                "time, or keep the moments in float64."
             )
     return merged
 

@@ -8,7 +8,6 @@ training pairs. Weights and beliefs are arrays or pytrees that only the model re
 """
 
 import abc
-import warnings
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -33,6 +32,7 @@ from .._checks import (
 from .._numerics import matmul, one_program, safe_divide
 from .._solves import AbstractFactor
 from .._typing import Array, ArrayLike, Bool, Float, Int, Points, with_numbers
+from .._warnings import warn
 from ..embedding import Embedding, JointEmbedding, check_embedding, check_unbatched, normalized
 from ..features import AbstractFeatures
 from ..kernels._base import check_where
@@ -360,7 +360,7 @@ def single_prior_weights(model: AbstractEmission, prior: Embedding) -> Float[Arr
         if not share >= LEAST_SHARE:
             raise ValueError(f"{words}: train there, or take a wider kernel of x.")
         if share < LITTLE:
-            warnings.warn(f"{words}.", stacklevel=3)
+            warn(f"{words}.")
     return weights
 
 

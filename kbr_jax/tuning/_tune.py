@@ -4,7 +4,6 @@ One compiled step, the best point seen, and nothing that is not finite.
 """
 
 import os
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +16,7 @@ from jax import lax
 
 from .._checks import as_count, as_points, is_concrete, is_float, size, take
 from .._typing import Array, Bool, Float, Int, PRNGKeyArray, with_numbers
+from .._warnings import warn
 from ._checkpoint import check_course, read_checkpoint, write_checkpoint
 from ._progress import progress_bar
 
@@ -296,17 +296,15 @@ def _warn_of_constants(problem: _Problem, state: _State, initial: Any) -> None:
     still = [path for path, touched in jax.tree_util.tree_leaves_with_path(tree) if not touched]
     if still:
         names = ", ".join(f"`initial{jax.tree_util.keystr(path)}`" for path in still)
-        warnings.warn(
+        warn(
             f"The loss does not depend on {names}: the gradient was 0 at every step. Is it used in "
-            "the loss, or behind a step function such as `quantile`?",
-            stacklevel=3,
+            "the loss, or behind a step function such as `quantile`?"
         )
     for path, leaf in jax.tree_util.tree_leaves_with_path(initial):
         if type(leaf) is int:
-            warnings.warn(
+            warn(
                 f"`initial{jax.tree_util.keystr(path)}` is the integer {leaf} and was not tuned: "
-                f"write {leaf}.0 to tune it, or keep it out of `initial`.",
-                stacklevel=3,
+                f"write {leaf}.0 to tune it, or keep it out of `initial`."
             )
 
 
