@@ -247,10 +247,11 @@ def run_filter(
 
     An observation far from all training observations, with each k(o_i, o) below 2^-52 k(o, o),
     counts as missing, with predictive value 0. So does one that the belief excludes, for example a
-    label of probability 0. NaN does not: mark it in `observed`.
+    label of probability 0.
 
-    **Raises:** `ValueError` for observations or inputs of another kind than in training, NaN that
-    is not marked (outside `jit`), a mask of another length, and a `state` together with a `prior`.
+    **Raises:** `ValueError` for observations or inputs of another kind than in training, a mask of
+    another length, a `state` with a `prior`; outside `jit` also for inputs that are NaN,
+    observations that are NaN and not marked, and values outside a kernel's domain.
     """
     if state is not None and prior is not None:
         raise ValueError("Give a `state` to go on from, or a `prior` to start from, not both.")
