@@ -232,7 +232,7 @@ def run_filter(
     - `prior`: embedding of the first hidden state, by default the training marginal. For the 2009
       filter it is of the state one step before.
     - `state`: of an earlier run (`run.state`), to go on from; then give no `prior` and no lists.
-    - `output_fn`: what to keep of each step, a function of its `FilterOutput`. For long sequences
+    - `output_fn`: what to keep of the `FilterOutput` of each step. For long sequences
       `lambda out: state_mean(filt, out)` keeps d numbers a step instead of n.
     - `checkpoint_every`: steps between two states that reverse mode stores (static). With it T
       steps store T / checkpoint_every + checkpoint_every states, least at the root of T, for one
@@ -242,8 +242,7 @@ def run_filter(
 
     **Returns:** a `FilterOutput` with leading axis T, whose `state` alone is that after the last
     step; or what `output_fn` returned, stacked. A list of these for a list of sequences, which run
-    side by side in one program. The first call compiles. A lambda written in the call is a new
-    function, and compiles each time.
+    side by side in one program. A lambda written in the call compiles each time.
 
     An observation far from all training observations, with each k(o_i, o) below 2^-52 k(o, o),
     counts as missing, with predictive value 0. So does one that the belief excludes, for example a
