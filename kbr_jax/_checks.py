@@ -314,7 +314,7 @@ def as_regularizer(value: ArrayLike, name: str, dtype: jnp.dtype) -> Float[Array
 def as_count(value: object, name: str, points: Points = None, points_name: str = "") -> int:
     """Return a static integer >= 1, and at most the size of a given sample."""
     try:
-        count = operator.index(value)  # pyright: ignore[reportArgumentType]
+        count = 0 if isinstance(value, bool) else operator.index(value)  # pyright: ignore
     except TypeError:
         count = 0
     most = None if points is None else size(points)

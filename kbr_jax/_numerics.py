@@ -63,6 +63,13 @@ def safe_sqrt(x: Float[Array, "*s"]) -> Float[Array, "*s"]:
     return jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, x)))
 
 
+def root_mean_square(x: Float[Array, "..."], axis: int | None = None) -> Float[Array, "..."]:
+    """Over an axis, or all; of numbers whose squares may leave the range of their dtype."""
+    most = lax.stop_gradient(jnp.max(jnp.abs(x), axis=axis, keepdims=True))
+    unit = jnp.where(most > 0, most, 1)
+    return safe_sqrt(jnp.mean((x / unit) ** 2, axis=axis)) * jnp.squeeze(unit, axis)
+
+
 @one_program
 def safe_divide(a: Float[Array, "*s"], b: Float[Array, "*t"]) -> Float[Array, "..."]:
     """`a / b`, with value and gradient 0 wherever `b == 0`."""

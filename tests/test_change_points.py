@@ -226,6 +226,13 @@ def test_errors_of_detectors():
         detect_changes(detector, jnp.zeros((20, 3)))
     with pytest.raises(ValueError, match="A point of `x`"):
         detector_step(detector, init_detector(detector), jnp.zeros(3))
+    other = init_detector(fitted(window=7))
+    for call in (
+        lambda: detector_step(detector, other, jnp.zeros(2)),
+        lambda: detect_changes(detector, jnp.zeros((20, 2)), state=other),
+    ):
+        with pytest.raises(ValueError, match="`state` is of a detector with windows of 7 points"):
+            call()
 
 
 def test_run_length_and_delay():

@@ -37,6 +37,14 @@ def test_causal_learn():
     found = {frozenset(map(int, pair)) for pair in zip(*np.nonzero(graph), strict=True)}
     assert found == {frozenset(pair) for pair in ((0, 2), (1, 2))}
     assert graph[2, 0] == graph[2, 1] == 1 and graph[0, 2] == graph[1, 2] == -1  # arrows into d
+    # Integers are numbers, unless their column is one of `labels`.
+    table = np.round(20 * np.column_stack([a, a + 0.3 * b, b])).astype(int)
+    name = kbr.hypotheses.causal_learn_test(key=KEY, num_draws=99)
+    graph = pc(table, alpha=0.02, indep_test=name, show_progress=False).G.graph
+    assert graph[0, 1] != 0
+    name = kbr.hypotheses.causal_learn_test(key=KEY, labels=[3], num_draws=99)
+    with pytest.raises(ValueError, match="`labels` must be numbers of the 3 columns"):
+        pc(table, indep_test=name, show_progress=False)
 
 
 def test_pgmpy():
@@ -55,8 +63,8 @@ def test_pgmpy():
 
 
 def test_columns_must_have_one_size():
-    with pytest.raises(ValueError, match="`y`"):
-        kbr.hypotheses.pgmpy_test({"a": np.ones(5), "b": np.ones(6)}, key=KEY)("a", "b")
+    with pytest.raises(ValueError, match=r"different sizes: \[5, 6\]"):
+        kbr.hypotheses.pgmpy_test({"a": np.ones(5), "b": np.ones(6)}, key=KEY)
 
 
 def test_columns_of_objects_and_amounts():
@@ -66,7 +74,24 @@ def test_columns_of_objects_and_amounts():
     with pytest.warns(UserWarning, match="taken as labels"):
         test = kbr.hypotheses.pgmpy_test(columns, key=jax.random.key(0), num_draws=99)
     assert not test("x", "y")
-    with pytest.raises(ValueError, match="holds None"):
-        kbr.hypotheses.pgmpy_test(
-            {"x": np.array([None, "a"], object), "y": x[:2]}, key=jax.random.key(0)
-        )
+    dates = np.datetime64("2020-01-01") + np.arange(60)
+    for column in (dates, np.arange(60).astype(object)):
+        with pytest.warns(UserWarning, match="60 values among 60 points are taken as labels"):
+            kbr.hypotheses.pgmpy_test({"x": column, "y": x}, key=KEY)
+    # Integers and numbers with fractions are numbers.
+    mixed = np.array([1, 2.5, *x[2:]], object)
+    kbr.hypotheses.pgmpy_test({"x": mixed, "y": x}, key=KEY, num_draws=99)("x", "y")
+
+
+@pytest.mark.parametrize("missing", [None, np.nan, "NA", np.datetime64("NaT")])
+def test_a_missing_value_is_named(missing):
+    column = np.array(["a", "b", missing], object)
+    if missing == "NA":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import pandas as pd
+        column[2] = pd.NA
+    elif isinstance(missing, np.datetime64):
+        column = np.array(["2020-01-01", "2020-01-02", missing], "datetime64[D]")
+    with pytest.raises(ValueError, match="Column 'x' has no value in row 2"):
+        kbr.hypotheses.pgmpy_test({"x": column, "y": np.ones(3)}, key=KEY)

@@ -9,9 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from scipy import stats
 
 import kbr_jax as kbr
 from kbr_jax._solves import resolvent
+from kbr_jax.hypotheses._two_sample import student
 
 N, M = 30, 8
 RNG = np.random.default_rng(0)
@@ -761,3 +763,55 @@ def test_warnings_name_the_line_of_the_caller():
         with pytest.warns(UserWarning) as found:
             call()
         assert {one.filename for one in found} == {__file__}
+
+
+def test_the_tail_of_student_with_many_degrees():
+    for degrees in (1001, 500_000, 5_000_000):
+        for score in (-1.0, 0.5, 1.645, 4.0):
+            found = float(student(jnp.float32(score), degrees))
+            np.testing.assert_allclose(found, stats.t.sf(score, degrees), rtol=2e-4)
+
+
+@pytest.mark.parametrize("unit", [1e-21, 1e-19, 1e19])
+def test_tests_do_not_depend_on_units(unit):
+    """The squares of such numbers leave the range of float32."""
+    rng, key, unit = np.random.default_rng(0), jax.random.key(0), np.float32(unit)
+    z = rng.normal(size=150)
+    x, y = (jnp.asarray(z + 0.5 * rng.normal(size=150), jnp.float32) for _ in range(2))
+    z = jnp.asarray(z, jnp.float32)
+    test = kbr.hypotheses.conditional_independence_test
+    options = {"key": key, "num_draws": 99}
+    assert test(None, None, None, x, y, z * unit, **options).p_value > 0.2
+    assert test(None, None, None, x * unit, z, y, **options).p_value < 0.02
+
+
+@pytest.mark.parametrize("unit", [1e-9, 1e10])
+def test_goodness_of_fit_in_any_units(unit):
+    x = jnp.asarray(np.random.default_rng(0).normal(size=60) + 0.7, jnp.float32) * np.float32(unit)
+    sigma, key = np.float32(1 / unit), jax.random.key(0)
+    fit = kbr.hypotheses.goodness_of_fit_test
+    assert fit(lambda p: -((p * sigma) ** 2) / 2, x, key=key, num_draws=99).p_value < 0.02
+
+
+def test_a_polynomial_kernel_of_large_numbers():
+    """Squares of the entries of its Gram matrix overflow."""
+    rng, key = np.random.default_rng(0), jax.random.key(0)
+    incomes = np.exp(10.5 + 0.6 * rng.normal(size=(2, 100))) * np.array([[1.0], [1.5]])
+    x, y = jnp.asarray(incomes, jnp.float32)
+    kernel = kbr.kernels.Polynomial(2)
+    test = kbr.hypotheses.two_sample_test
+    for options in ({}, {"landmarks": 10}, {"null": "signs"}):
+        assert test(kernel, x, y, key=key, num_permutations=99, **options).p_value < 0.02
+    assert kbr.hypotheses.block_two_sample_test(kernel, x, y, block_size=10).p_value < 0.1
+    # Where nothing can be said, nothing is.
+    cubes = kbr.kernels.Polynomial(4)
+    assert np.isnan(kbr.hypotheses.independence_test(cubes, cubes, x, y, key=key).p_value)
+
+
+def test_changes_of_the_mean_far_from_zero():
+    rng = np.random.default_rng(0)
+    series = np.concatenate([rng.normal(size=100), rng.normal(size=100) + 3])
+    for offset in (0.0, 1e3):
+        x = jnp.asarray(series + offset, jnp.float32)
+        found = kbr.hypotheses.change_points(kbr.Linear(), x)
+        assert found.changes.tolist() == [100]

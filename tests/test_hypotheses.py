@@ -462,3 +462,24 @@ def test_default_kernels_do_not_depend_on_the_origin():
     here, there = (default_collection(part, 10, key) for part in (x, x + 2.0**19))
     for one, other in zip(here, there, strict=True):
         np.testing.assert_allclose(other.bandwidth, one.bandwidth, rtol=1e-5)
+
+
+def test_integers_that_may_be_amounts_are_named():
+    rng = np.random.default_rng(0)
+    x, y, z = rng.integers(0, 1000, size=(3, 60))
+    real = rng.normal(size=60)
+    given = kbr.Gaussian(1.0)
+    for call in (
+        lambda: kbr.hypotheses.two_sample_test(None, x, y + 300, key=KEY, num_permutations=99),
+        lambda: kbr.hypotheses.two_sample_test(
+            None, (real, x), (real, y), key=KEY, num_permutations=99
+        ),
+        lambda: kbr.hypotheses.independence_test(
+            given, None, real, y, key=KEY, num_permutations=99
+        ),
+        lambda: kbr.hypotheses.conditional_independence_test(
+            given, given, None, real, real, z, key=KEY, num_draws=99
+        ),
+    ):
+        with pytest.warns(UserWarning, match="values among .* points are taken as labels"):
+            call()

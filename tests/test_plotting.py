@@ -244,6 +244,12 @@ def test_the_picture_of_a_test():
     np.testing.assert_allclose(axis.lines[0].get_xdata(), float(result.statistic))
     assert f"p = {float(result.p_value):.3g}" in axis.get_legend().get_texts()[-1].get_text()
     assert axis.get_title(loc="left") == result.hypothesis
+    # Draws equal up to rounding count in the p-value and in the picture.
+    rng = np.random.default_rng(1)
+    few = rng.integers(0, 3, 8), rng.integers(0, 3, 9)
+    tied = kbr.hypotheses.two_sample_test(None, *few, key=jax.random.key(0), num_permutations=200)
+    counts = [bar.get_height() for bar in plotting.plot_test(tied).patches]
+    assert sum(counts) == 199 + round(201 * float(tied.p_value))
     with pytest.raises(ValueError, match="known distribution"):
         plotting.plot_test(kbr.hypotheses.block_two_sample_test(kbr.Gaussian(1.0), x, y))
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._checks import as_count, as_points, as_real, check_alike, check_finite, like, size, take
+from .._checks import as_count, as_points, as_real, check_alike, check_finite, size, take
 from .._typing import Array, Bool, Float, Int, Point, Points, PRNGKeyArray, with_numbers
 from ..kernels import AbstractKernel, KernelLike, checked_kernel, gram_matvec
 from ._results import relevant, rounding, simulate
@@ -235,6 +235,7 @@ def detector_step(
     check_alike(point, "x", detector.reference, "detector.reference")
     point = as_real(point, detector.reference)
     detector.kernel.check(point, "x")
+    _check_state(detector, state)
     return _add(detector, state, point)
 
 
@@ -276,7 +277,16 @@ def detect_changes(
     check_alike(stream, "stream", detector.reference, "detector.reference")
     detector.kernel.check(stream, "stream")
     state = init_detector(detector) if state is None else state
-    return _run(detector, state, like(stream, detector.reference))
+    _check_state(detector, state)
+    return _run(detector, state, as_real(stream, detector.reference))
+
+
+def _check_state(detector: ChangeDetector, state: DetectorState) -> None:
+    if state.cross.shape[-1] != detector.window:
+        raise ValueError(
+            f"`state` is of a detector with windows of {state.cross.shape[-1]} points, not "
+            f"{detector.window}: start by `init_detector`."
+        )
 
 
 @eqx.filter_jit

@@ -18,6 +18,7 @@ from .._checks import (
     check_finite,
     is_concrete,
     size,
+    take,
 )
 from .._numerics import matmul, safe_divide, safe_sqrt
 from .._typing import Array, ArrayLike, Float, Int, Points, with_numbers
@@ -193,10 +194,17 @@ def _default(x: Points) -> AbstractKernel:
 def _segment(
     kernel: AbstractKernel, x: Points, most: int, fitted: int, shortest: int, penalty: Array | None
 ) -> ChangePoints:
-    """The penalty is taken from the costs of up to `fitted` changes."""
-    diagonal, count = kernel.diagonal(x), size(x)
+    """The penalty is taken from the costs of up to `fitted` changes.
+
+    Costs are those of features relative to one of them: far from 0, a linear kernel keeps digits.
+    """
+    whole, count = kernel.diagonal(x), size(x)
+    middle = count // 2
+    offsets = kernel.gram(x, take(x, slice(middle, middle + 1)))[:, 0].astype(whole.dtype)
+    offsets = offsets - offsets[middle] / 2
+    diagonal = jnp.maximum(whole - 2 * offsets, 0)
     totals = jnp.concatenate([jnp.zeros(1, diagonal.dtype), jnp.cumsum(diagonal)])
-    costs, starts = _program(kernel, x, totals, fitted, shortest)
+    costs, starts = _program(kernel, x, offsets, totals, fitted, shortest)
     number = np.arange(fitted + 1)
     ways = [math.lgamma(count) - math.lgamma(d + 1) - math.lgamma(count - d) for d in number]
     shape = jnp.asarray(number + np.asarray(ways), costs.dtype)
@@ -209,13 +217,18 @@ def _segment(
     criteria = costs + penalty * shape
     # The sums of a segment gather the rounding of T additions: what is as good up to that has the
     # fewest changes.
-    error = math.sqrt(count) * rounding(jnp.sum(jnp.abs(diagonal)))
+    error = math.sqrt(count) * rounding(jnp.sum(diagonal) + jnp.max(jnp.abs(whole)))
     chosen = jnp.argmax(criteria <= jnp.min(criteria) + error)
     return ChangePoints(chosen, costs, criteria, _backwards(starts, most), penalty)
 
 
 def _program(
-    kernel: AbstractKernel, x: Points, totals: Float[Array, " ends"], most: int, shortest: int
+    kernel: AbstractKernel,
+    x: Points,
+    offsets: Float[Array, " n"],
+    totals: Float[Array, " ends"],
+    most: int,
+    shortest: int,
 ) -> tuple[Float[Array, " number"], Int[Array, "n most"]]:
     """Least costs, and the start of the last segment of each beginning of the series.
 
@@ -230,7 +243,7 @@ def _program(
         row = kernel.gram(jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, t, 1), x), x)[
             0
         ].astype(totals.dtype)
-        before = _sums_from(jnp.where(start < t, row, 0))
+        before = _sums_from(jnp.where(start < t, row - offsets - offsets[t], 0))
         sums = sums + jnp.where(start <= t, 2 * before + totals[t + 1] - totals[t], 0)
         length = t + 1 - start
         cost = totals[t + 1] - totals[:-1] - sums / jnp.maximum(length, 1).astype(sums.dtype)

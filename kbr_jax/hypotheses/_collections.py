@@ -26,6 +26,7 @@ from ..kernels import (
     warn_of_scale,
 )
 from ..kernels._base import flat
+from ..kernels._defaults import warn_of_amounts
 
 #: Points that the distances are read from.
 _POINTS = 1000
@@ -36,6 +37,7 @@ def kernels_of(
 ) -> tuple[AbstractKernel, ...]:
     """The default collection for None; else the kernel or the kernels that were given, checked."""
     if kernel is None:
+        warn_of_amounts(points)
         return default_collection(points, count, key)
     given = kernel if isinstance(kernel, (list, tuple)) else [kernel]
     kernels = tuple(kernel_for(one, points) for one in given)

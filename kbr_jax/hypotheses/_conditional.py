@@ -27,8 +27,16 @@ from .._warnings import warn
 from ..features import Landmarks, fit_features
 from ..kernels import AbstractKernel, KernelLike, as_kernel, default_kernel, warn_of_scale
 from ..kernels._base import flat
+from ..kernels._defaults import warn_of_amounts
 from ..kernels._stationary import AbstractShiftInvariant
-from ._regressions import Regression, Smoother, learned_smoothers, regress, smoother
+from ._regressions import (
+    Regression,
+    Smoother,
+    learned_smoothers,
+    regress,
+    smoother,
+    standardized,
+)
 from ._results import MOST_BIAS, TestResult, from_null, simulate
 
 #: Landmarks of z by default, features of x and of y, and features of z that weight their products.
@@ -105,6 +113,9 @@ def conditional_independence_test(
         samples.append(points)
     if kernels[2] is not None:
         warn_of_scale(kernels[2], samples[2], "z")
+    for kernel, points in zip(kernels, samples, strict=True):
+        if kernel is None:
+            warn_of_amounts(points)
     samples = in_one_precision(*samples)
     check_same_size(samples[1], "y", samples[0], "x")
     check_same_size(samples[2], "z", samples[0], "x")
@@ -271,15 +282,9 @@ def _targets(
     kernel: AbstractKernel | None, x: Points, rows: Int[Array, " r"]
 ) -> Float[Array, "n t"]:
     """What the metric of z is learned from: columns of mean 0 and total variance 1."""
-    real = [_unit(leaf) for leaf in jax.tree.leaves(x) if is_float(leaf)]
+    real = [standardized(flat(leaf))[0] for leaf in jax.tree.leaves(x) if is_float(leaf)]
     found = jnp.concatenate(real, axis=1) if real else _features(kernel, x, rows, _FEATURES)
     return safe_divide(found, safe_sqrt(jnp.sum(found**2) / found.shape[0]))
-
-
-def _unit(leaf: Float[Array, "n *d"]) -> Float[Array, "n k"]:
-    columns = flat(leaf)
-    columns = columns - jnp.mean(columns, axis=0)
-    return safe_divide(columns, jnp.std(columns, axis=0))
 
 
 @eqx.filter_jit
@@ -295,13 +300,14 @@ def _residuals(
     def replaced(leaf):
         if not is_float(leaf):
             return leaf
-        firsts.append(regress(candidates, _unit(leaf).astype(dtype)))
+        columns, spread = standardized(flat(leaf))
+        firsts.append(regress(candidates, columns.astype(dtype)))
         own = firsts[-1].left_out()
         # What z determines up to rounding has no residual.
         own = jnp.where(jnp.mean(own**2) > 1e4 * jnp.finfo(dtype).eps ** 2, own, 0)
         if kernel is None:
             return own
-        return (own * jnp.std(flat(leaf), axis=0)).reshape(leaf.shape)
+        return (own * spread).reshape(leaf.shape)
 
     if kernel is None or (
         isinstance(kernel, AbstractShiftInvariant) and isinstance(points, jax.Array)

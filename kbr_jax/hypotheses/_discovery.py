@@ -1,5 +1,6 @@
 """The tests of independence as those of causal-learn and pgmpy (extra `discovery`)."""
 
+import numbers
 import zlib
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
@@ -39,8 +40,8 @@ def causal_learn_test(
     from causallearn.utils.cit import CIT_Base, register_ci_test
 
     draws, labels = as_count(num_draws, "num_draws"), frozenset(labels)
-    numbers = np.asarray(jax.random.key_data(key) if _is_typed(key) else key).tolist()
-    settings = f"{draws} {sorted(labels)} {numbers}"
+    words = np.asarray(jax.random.key_data(key) if _is_typed(key) else key).tolist()
+    settings = f"{draws} {sorted(labels, key=repr)} {words}"
     name = f"kbr_jax {settings}"
 
     class Test(CIT_Base):
@@ -48,8 +49,14 @@ def causal_learn_test(
             super().__init__(data, **options)
             self.check_cache_method_consistent("kbr_jax", settings)
             self.assert_input_data_is_valid()
+            if not labels <= set(range(data.shape[1])):
+                raise ValueError(
+                    f"`labels` must be numbers of the {data.shape[1]} columns, from 0; got "
+                    f"{sorted(labels, key=repr)}."
+                )
             coded: dict[Hashable, np.ndarray] = {
-                i: _codes(column) if i in labels else column for i, column in enumerate(data.T)
+                i: _codes(column) if i in labels else column.astype(float)
+                for i, column in enumerate(data.T)
             }
             self.test = _p_value_of(coded, key, draws)
 
@@ -73,20 +80,23 @@ def pgmpy_test(data: Any, *, key: PRNGKeyArray, num_draws: int = 1000) -> Callab
     **Arguments:**
 
     - `data`: a data frame, or arrays `[n]` by name. Columns that do not hold real numbers are
-      labels: their values are only equal or not.
+      labels: their values are only equal or not. Integers and dates are labels too.
     - `key`: the same tests have the same draws. `num_draws`: of permutations and of signs.
 
     **Returns:** a function for `PC(ci_test=...)`: is the p-value at least `significance_level`?
     Use it with the rule of orientation that pgmpy has by default.
 
-    **Raises:** `ValueError` for columns of different sizes.
+    **Raises:** `ValueError` for columns of different sizes, and for missing values.
     """
-    columns = {name: _numbers(np.asarray(data[name])) for name in data}
-    real = {name: np.issubdtype(x.dtype, np.floating) for name, x in columns.items()}
-    for x in columns.values():
-        if np.issubdtype(x.dtype, np.integer):
-            warn_of_amounts(jnp.asarray(x))
-    coded = {name: x if real[name] else _codes(x) for name, x in columns.items()}
+    columns = {name: _column(np.asarray(data[name]), name) for name in data}
+    sizes = {len(x) for x in columns.values()}
+    if len(sizes) > 1:
+        raise ValueError(f"The columns of `data` have different sizes: {sorted(sizes)}.")
+    coded = {}
+    for name, x in columns.items():
+        coded[name] = x if np.issubdtype(x.dtype, np.floating) else _codes(x)
+        if x.dtype.kind in "iuM":
+            warn_of_amounts(jnp.asarray(coded[name]))
     p_value = _p_value_of(coded, key, as_count(num_draws, "num_draws"))
 
     def test(X, Y, Z=(), significance_level: float = 0.05, **_) -> bool:
@@ -99,14 +109,23 @@ def _is_typed(key: PRNGKeyArray) -> bool:
     return jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
 
 
-def _numbers(column: np.ndarray) -> np.ndarray:
-    """Objects that are all real numbers as such a column."""
-    if column.dtype != object:
-        return column
-    if any(one is None for one in column):
-        raise ValueError("A column holds None: leave out its rows, or give it a label.")
-    real = all(isinstance(one, (float, np.floating)) for one in column)
-    return column.astype(float) if real else column
+def _column(column: np.ndarray, name: Hashable) -> np.ndarray:
+    """A column without missing values; objects that are all real numbers as such a column."""
+    if column.dtype.kind == "O":
+        # NaN differs from itself. Tables have words for what is missing too.
+        gaps = [one is None or type(one).__name__ in ("NAType", "NaTType") for one in column]
+        gaps = [gap or one != one for gap, one in zip(gaps, column, strict=True)]
+    else:
+        gaps = column != column
+    if np.any(gaps):
+        raise ValueError(
+            f"Column {name!r} has no value in row {int(np.argmax(gaps))}: leave out such rows, or "
+            f"give them a label."
+        )
+    numbers_alone = column.dtype.kind == "O" and all(
+        isinstance(one, numbers.Real) and not isinstance(one, (bool, np.bool_)) for one in column
+    )
+    return np.asarray(column.tolist()) if numbers_alone else column
 
 
 def _codes(column: np.ndarray) -> np.ndarray:

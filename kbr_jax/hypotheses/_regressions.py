@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 
 from .._lapack import eigh
-from .._numerics import matmul, safe_divide, safe_sqrt
+from .._numerics import matmul, root_mean_square, safe_divide, safe_sqrt
 from .._solves import psd_solve
 from .._typing import Array, Float, Int, PRNGKeyArray
 from ..features import Landmarks, landmark_features
@@ -25,6 +25,13 @@ _FLOOR = 1e-3
 
 def _least(dtype: Any) -> float:
     return float(jnp.finfo(dtype).eps) ** 0.5
+
+
+def standardized(columns: Float[Array, "n d"]) -> tuple[Float[Array, "n d"], Float[Array, " d"]]:
+    """Columns of mean 0 and variance 1, or zeros, and their standard deviations."""
+    columns = columns - jnp.mean(columns, axis=0)
+    spread = root_mean_square(columns, axis=0)
+    return safe_divide(columns, spread), spread
 
 
 class Smoother(eqx.Module):
@@ -137,8 +144,7 @@ def learned_smoothers(
     product of the gradients of the targets' regressions (Trivedi et al. 2014): directions in which
     no target changes stop counting. The targets have mean 0.
     """
-    spread = jnp.std(z, axis=0)
-    z = safe_divide(z - jnp.mean(z, axis=0), spread)
+    z, _ = standardized(z)
     d = z.shape[1]
     linear = z / jnp.sqrt(jnp.asarray(d, z.dtype))
     flat = smoother(jnp.pad(linear, ((0, 0), (0, rows.size))))

@@ -177,8 +177,9 @@ def _p_value(
     statistic: Float[Array, ""], null: Float[Array, " draws"], magnitude: Float[Array, ""]
 ) -> Float[Array, ""]:
     above = jnp.sum(null >= statistic - rounding(magnitude))
-    # NaN in points that are traced must not look like a small p-value.
-    p_value = jnp.where(jnp.isnan(statistic), jnp.nan, (1 + above) / (1 + null.shape[0]))
+    # NaN in points that are traced, or an overflow, must not look like a p-value.
+    known = jnp.isfinite(statistic) & jnp.isfinite(magnitude)
+    p_value = jnp.where(known, (1 + above) / (1 + null.shape[0]), jnp.nan)
     return p_value.astype(null.dtype)
 
 

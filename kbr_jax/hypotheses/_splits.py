@@ -37,7 +37,8 @@ class Sums(eqx.Module):
 
     - `within`: over the first part of each split, and `rows`: over all points.
     - `first`: over the first part of the first split, for each point.
-    - `centers`, `wholes`: of squares of the centered matrix, and of the matrix itself.
+    - `centers`, `wholes`: of squares of the centered matrix, and of the matrix itself, in units of
+      its largest entry, `unit`. The squares of a polynomial kernel may leave the range of float32.
     """
 
     within: Float[Array, "*k b"]
@@ -45,6 +46,7 @@ class Sums(eqx.Module):
     first: Float[Array, "*k N"]
     centers: Float[Array, "*k"]
     wholes: Float[Array, "*k"]
+    unit: Float[Array, "*k"]
     diagonal: Float[Array, "*k N"]
 
 
@@ -109,16 +111,23 @@ def _over_splits(
         other = jnp.sum(sums.rows, axis=-1)[:, None] - 2 * across - sums.within
         values = (sums.within / n / (n - 1) + other / m / (m - 1) - 2 * across / n / m).T
         effect = _effect(sums, n)
-        own = jnp.stack([values[0], sums.centers, sums.wholes, *effect])
+        own = jnp.stack([values[0], sums.centers, sums.wholes, sums.unit, *effect])
         # Each device finds these again.
         return values[1:], jnp.broadcast_to(own, (keys.shape[0], *own.shape))
 
     null, own = over_devices(of_keys, mesh, shared, jax.random.split(key, draws))
-    statistics, centers, wholes, *effect = own[0]
+    statistics, centers, wholes, unit, *effect = own[0]
     pairs = float(total * (total - 1))
     # The smaller sample is the first: then no sum of a statistic exceeds this many times its terms.
-    magnitude = relevant(centers / pairs, wholes / pairs) * (3 + total**2 / (m * (m - 1)))
-    return statistics, null, magnitude, safe_sqrt(wholes / pairs), jnp.stack(effect, axis=-1)
+    magnitude = unit * relevant(centers / pairs, wholes / pairs) * (3 + total**2 / (m * (m - 1)))
+    spread = unit * safe_sqrt(wholes / pairs)
+    return statistics, null, magnitude, spread, jnp.stack(effect, axis=-1)
+
+
+def _unit(diagonal: Float[Array, " N"]) -> Float[Array, ""]:
+    """The largest entry of a Gram matrix."""
+    most = jnp.max(jnp.abs(diagonal))
+    return jnp.where(most > 0, most, 1)
 
 
 def _effect(
@@ -160,6 +169,8 @@ def _of_gram(kernel: AbstractKernel, pooled: Points, chosen: Bool[Array, "b N"],
     means = jnp.pad(means, (0, missing)).reshape(count, side)
     splits = jnp.pad(chosen, ((0, 0), (0, missing))).reshape(-1, count, side)
     mean, places = jnp.sum(means) / n, jnp.arange(count * side).reshape(count, side)
+    diagonal = kernel.diagonal(pooled).astype(dtype)
+    unit = _unit(diagonal)
 
     def add(sums, tile: Int[Array, "2"]):
         i, j = tile
@@ -175,8 +186,8 @@ def _of_gram(kernel: AbstractKernel, pooled: Points, chosen: Bool[Array, "b N"],
         return (
             within + twice * jnp.sum(left * two, axis=-1),
             rows.at[:, i].add(beside).at[:, j].add(below),
-            centers + twice * jnp.sum(center**2),
-            wholes + twice * jnp.sum(jnp.where(kept, gram, 0) ** 2),
+            centers + twice * jnp.sum((center / unit) ** 2),
+            wholes + twice * jnp.sum((jnp.where(kept, gram, 0) / unit) ** 2),
         ), None
 
     zero = jnp.zeros((), dtype)
@@ -185,17 +196,20 @@ def _of_gram(kernel: AbstractKernel, pooled: Points, chosen: Bool[Array, "b N"],
         add, start, jnp.asarray(np.stack(np.tril_indices(count), axis=1))
     )
     rows, first = rows.reshape(2, -1)[:, :n]
-    diagonal = kernel.diagonal(pooled).astype(dtype) - 2 * means.reshape(-1)[:n] + mean
-    return Sums(within, rows, first, centers, wholes, diagonal)
+    diagonal = diagonal - 2 * means.reshape(-1)[:n] + mean
+    return Sums(within, rows, first, centers, wholes, unit, diagonal)
 
 
 def _of_features(phi: Float[Array, "N r"], chosen: Bool[Array, "b N"]) -> Sums:
     """Of the matrix of the products of features."""
     center = phi - jnp.mean(phi, axis=0)
 
+    unit = _unit(jnp.sum(phi**2, axis=1))
+
     def squares(features):
         lengths = jnp.sum(features**2, axis=1)
-        return lengths, jnp.sum(matmul(features.T, features) ** 2) - jnp.sum(lengths**2)
+        products = jnp.sum((matmul(features.T, features) / unit) ** 2)
+        return lengths, jnp.maximum(products - jnp.sum((lengths / unit) ** 2), 0)
 
     (lengths, centers), (_, wholes) = squares(center), squares(phi)
     within = lax.map(
@@ -209,4 +223,4 @@ def _of_features(phi: Float[Array, "N r"], chosen: Bool[Array, "b N"]) -> Sums:
     rows = matmul(center, jnp.sum(center, axis=0)) - lengths
     own = chosen[0].astype(phi.dtype)
     first = matmul(center, matmul(own, center)) - own * lengths
-    return Sums(within, rows, first, jnp.maximum(centers, 0), jnp.maximum(wholes, 0), lengths)
+    return Sums(within, rows, first, centers, wholes, unit, lengths)

@@ -3,6 +3,7 @@ r"""Does a sample fit a density known up to a constant? The kernel Stein discrep
 Chwialkowski, Strathmann and Gretton 2016; Liu, Lee and Jordan 2016.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from jax import lax
 
 from .._checks import as_count, as_weights, check_finite, check_memory, size, take
-from .._numerics import matmul, safe_sqrt
+from .._numerics import matmul, root_mean_square, safe_sqrt
 from .._typing import Array, ArrayLike, Float, Int, Points, PRNGKeyArray
 from ..kernels import AbstractKernel, KernelLike
 from ._collections import for_each, fused
@@ -206,7 +207,7 @@ def _run(
     def of(kernel: AbstractKernel):
         u = matrix(kernel, (x, scores)) * (1 - jnp.eye(n, dtype=x.dtype))
         null = jnp.sum(matmul(drawn, u) * drawn, axis=-1) / pairs
-        unit = safe_sqrt(jnp.sum(u**2) / pairs)
+        unit = root_mean_square(u) * (n / math.sqrt(pairs))
         return jnp.sum(u) / pairs, null, jnp.sum(jnp.abs(u)) / pairs, unit
 
     statistics, null, magnitude, units = for_each(of, kernels)

@@ -109,10 +109,12 @@ def _bandwidth(
     return scale * median_distance(flat(x[some] / scale), known, pairs)
 
 
-def warn_of_amounts(x: Array) -> None:
+def warn_of_amounts(x: Points) -> None:
     """Integers of many values may be amounts."""
-    if x.dtype != bool and is_concrete(x):
-        count = len(np.unique(np.asarray(x).reshape(len(x), -1), axis=0))
+    for leaf in jax.tree.leaves(x):
+        if not jnp.issubdtype(leaf.dtype, jnp.integer) or not is_concrete(leaf):
+            continue
+        count = len(np.unique(np.asarray(leaf).reshape(len(leaf), -1), axis=0))
         if count > max(_LABELS, size(x) / 5):
             warn(
                 f"Integers of {count} values among {size(x)} points are taken as labels, all "

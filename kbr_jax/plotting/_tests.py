@@ -31,7 +31,9 @@ def plot_test(result: TestResult, *, axis: Any = None) -> Any:
     axis, statistic = axes(axis), float(result.statistic)
     edges = np.histogram_bin_edges(null, bins=min(40, max(10, null.size // 20)))
     axis.hist(null, edges, color=BLUE, alpha=0.5, label="null distribution")
-    beyond = null[null >= statistic]
+    # As many as the p-value counts: draws equal up to rounding are among them.
+    count = 0 if np.isnan(result.p_value) else round(float(result.p_value) * (null.size + 1)) - 1
+    beyond = np.sort(null)[null.size - max(count, 0) :]
     if beyond.size:
         axis.hist(beyond, edges, color=ORANGE, label="beyond the statistic")
     axis.axvline(statistic, color="black", lw=2, label=f"statistic, p = {result.p_value:.3g}")
