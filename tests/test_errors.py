@@ -121,6 +121,43 @@ CASES = {
         ),
         "`normalize=True` divides",
     ),
+    "integers as successors": (
+        lambda: kbr.fit_filter(
+            G, G, X, Y, successors=jnp.round(X).astype(int), **RIDGE, posterior_regularizer=0.1
+        ),
+        "`successors` has dtype int32",
+    ),
+    "integers as successors, 2009": (
+        lambda: kbr.fit_conditional_embedding_filter(
+            G, G, X, Y, successors=jnp.round(X).astype(int), **RIDGE
+        ),
+        "`successors` has dtype int32",
+    ),
+    "integers as landmarks": (
+        lambda: fit(landmarks_x=kbr.Landmarks(jnp.round(X).astype(int))),
+        "`landmarks` has dtype int32",
+    ),
+    "integers as alternatives": (
+        lambda: kbr.filtering.fit_discriminant(
+            G, X, X, jnp.round(X).astype(int), **RIDGE, block_size=2
+        ),
+        "`alternatives` has dtype int32",
+    ),
+    "moments of integers": (
+        lambda: kbr.moments.collect_moments(
+            kbr.moments.moment_maps(G, G, LANDMARKS, kbr.Landmarks(Y[:3])),
+            jnp.round(X).astype(int),
+            Y,
+        ),
+        "`x` has dtype int32",
+    ),
+    "a simulator of integers": (
+        lambda: kbr.KernelBayesFilter(
+            kbr.known_likelihood(G, X, lambda o, s: jnp.sum((o - s) ** 2), **RIDGE),
+            kbr.SimulatedTransition(lambda s, key: jnp.round(s).astype(int), key=KEY),
+        ),
+        "`the simulated states` has dtype int32",
+    ),
     "words as labels": (
         lambda: fit_svm(labels=["a", "b"] * 3),
         "`labels` holds ndarray, which is no array of numbers",

@@ -482,7 +482,9 @@ def test_delta_of_booleans():
 @pytest.mark.parametrize("index", [9, -1, -9])
 def test_precomputed_marks_indices_out_of_range(index):
     kernel = kbr.Precomputed(jnp.asarray(GIVEN))
-    gram = np.asarray(kbr.gram(kernel, jnp.asarray([0, index])))
+    with pytest.raises(ValueError, match=f"`x` holds the index {index}, but the matrix .* 9 rows"):
+        kbr.gram(kernel, jnp.asarray([0, index]))
+    gram = np.asarray(jax.jit(kbr.gram)(kernel, jnp.asarray([0, index])))
     assert np.isfinite(gram[0, 0]) and np.isnan(gram[[0, 1, 1], [1, 0, 1]]).all()
     assert np.isnan(kernel(jnp.asarray(0), jnp.asarray(index)))
 

@@ -1,5 +1,6 @@
 """Outside `jit`, a first call compiles few programs, and a second one of the same shapes none."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +11,7 @@ from kbr_jax import tuning
 
 RNG = np.random.default_rng(0)
 X, Y = jnp.asarray(RNG.normal(size=(25, 2))), jnp.asarray(RNG.normal(size=(25, 1)))
+MORE = jnp.asarray(RNG.normal(size=(60, 2)))
 KERNEL = kbr.Gaussian(1.0)
 RIDGE = {"regularizer": 1e-3}
 KEY = jax.random.key(0)
@@ -50,6 +52,24 @@ CALLS = {
         tuning.adaptive_margins(held_out(), Y),
     ),
     "dynamics": lambda: kbr.dynamics.extrapolate(dynamics(), 2, estimator="ridge"),
+    "learned conditional": lambda: kbr.learning.learn_conditional(X, Y, progress=False)[0],
+    "learned features": lambda: (
+        kbr.learning.learn_features(
+            eqx.nn.MLP(2, 2, 4, 1, key=KEY),
+            MORE,
+            MORE,
+            num_steps=10,
+            num_pairs=8,
+            key=KEY,
+            progress=False,
+        )[1].value
+    ),
+    "moments on a mesh": lambda: kbr.moments.collect_moments(
+        kbr.moments.moment_maps(KERNEL, KERNEL, kbr.Landmarks(X[:4]), kbr.Landmarks(Y[:4])),
+        X,
+        Y,
+        mesh=jax.make_mesh((1,), ("rows",)),
+    ),
     "rotations": lambda: kbr.embedding.nearest_rotation(X[:4].reshape(2, 2, 2)),
 }
 

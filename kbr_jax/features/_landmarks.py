@@ -107,6 +107,7 @@ def landmark_features(
     kernel = as_kernel(kernel)
     check_alike(landmarks.points, "landmarks", points, "points")
     kernel.check(points, "points")
+    kernel.check(landmarks.points, "landmarks")
     coordinates, lower = _fitted(kernel, points, landmarks, mask)
     return LandmarkFeatures(kernel, points, coordinates, mask, landmarks, lower)
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
 
-from .._checks import as_count, as_points, as_positive, take
+from .._checks import as_arrays, as_count, as_points, as_positive, take
 from .._typing import Array, ArrayLike, Bool, Float, Point, Points, with_numbers
 from ..devices import over_devices
 from ..embedding import Embedding
@@ -192,7 +192,8 @@ def _encoded(
 ) -> tuple[Any, Any, Any]:
     """What a step needs of one observation and one input, and whether it was made."""
     observation, control = (
-        jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], part) for part in (observation, control)
+        jax.tree.map(lambda leaf: leaf[None], as_arrays(part, name))
+        for part, name in ((observation, "observation"), (control, "control"))
     )
     check_known(observation, observed, control)
     codes, mask = filt.encode(observation, observed, "observation")
@@ -339,8 +340,8 @@ def belief(filt: AbstractFilter, output: Any) -> Any:
     """Embed the belief of a step, or those of a run as a batch `[T, n]`.
 
     The points are the training states, their successors for the estimator `"prior"` and for a
-    `ConditionalEmbeddingFilter`, and the centers of the cells or the landmarks for moments. A list
-    of runs gives a list.
+    `ConditionalEmbeddingFilter`, and the centers of the cells or the landmarks for moments. Lists
+    give lists.
     """
     if isinstance(output, list):
         return [belief(filt, one) for one in output]
@@ -350,8 +351,7 @@ def belief(filt: AbstractFilter, output: Any) -> Any:
 def state_mean(filt: AbstractFilter, output: Any) -> Any:
     """Return the mean state of a step, or of each step of a run `[T, ...]`.
 
-    For moments it is the mean of `MomentMaps.function` over the whole training sample. A list of
-    runs gives a list.
+    For moments it is the mean of `MomentMaps.function` over all training data. Lists give lists.
     """
     if isinstance(output, list):
         return [state_mean(filt, one) for one in output]

@@ -8,7 +8,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._checks import as_fraction, as_positive, as_regularizer, check_same_size, fill, size, take
+from .._checks import (
+    as_fraction,
+    as_points,
+    as_positive,
+    as_regularizer,
+    check_same_size,
+    fill,
+    size,
+    take,
+)
 from .._solves import AbstractFactor
 from .._typing import Array, ArrayLike, Bool, Float, Point, Points
 from ..embedding import Embedding
@@ -182,9 +191,10 @@ def fit_cusum_restart(
         raise ValueError("`base` was fitted to padded data; fit it without a `mask`.")
     function = as_function(features)
     exclusion = as_fraction(exclusion, "exclusion")
-    states, observations = data
+    states, observations = (as_points(part, f"data[{i}]") for i, part in enumerate(data))
     check_same_size(states, "data[0]", observations, "data[1]")
     kernel = kernel_for(kernel, states)
+    kernel.check(states, "data[0]")
     codes = base.encode(observations, None)[0]
     dtype = base.emission.features_x.dtype
     ridge = as_regularizer(observation_regularizer, "observation_regularizer", dtype)

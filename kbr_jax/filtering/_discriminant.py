@@ -106,6 +106,7 @@ def fit_discriminant(
     check_alike(alternatives, "alternatives", states, "states")
     check_same_size(alternatives, "alternatives", states, "states")
     kernel.check(states, "states")
+    kernel.check(alternatives, "alternatives")
     n, dtype = size(states), rows.dtype
     count = as_count(num_directions, "num_directions", rows.T, "features of one observation")
     if 2 * as_count(block_size, "block_size") > n:

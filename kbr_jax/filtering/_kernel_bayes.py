@@ -317,6 +317,7 @@ def fit_filter(
     kernel_states = kernel_for(kernel_states, states, mask)
     kernel_observations = kernel_for(kernel_observations, observations, mask)
     kernel_states.check(states, "states")
+    kernel_states.check(successors, "successors")
     kernel_observations.check(observations, "observations")
     emission = fit_conditional(
         kernel_states,

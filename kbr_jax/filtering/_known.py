@@ -161,6 +161,7 @@ class SimulatedTransition(AbstractKnownTransition):
             keys = jax.random.split(key, size(points))
             following = jax.vmap(lambda s, k: self.simulate(s, *inputs, k))(points, keys)
             check_alike(following, "the simulated states", points, "training states")
+            features.kernel.check(following, "the simulated states")
             return features.coordinates(like(following, points))
 
         draws = jax.lax.map(draw, jax.random.split(self.key, self.num_draws))

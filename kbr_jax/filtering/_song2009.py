@@ -176,6 +176,7 @@ def fit_conditional_embedding_filter(
     kernel_states = kernel_for(kernel_states, states, mask)
     kernel_observations = kernel_for(kernel_observations, observations, mask)
     kernel_states.check(states, "states")
+    kernel_states.check(successors, "successors")
     kernel_observations.check(observations, "observations")
     first = fit_features(kernel_states, states, landmarks_states, mask)
     second = fit_features(kernel_observations, observations, landmarks_observations, mask)

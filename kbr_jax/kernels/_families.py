@@ -4,8 +4,9 @@ import abc
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 
-from .._checks import as_count, as_float, as_positive
+from .._checks import as_count, as_float, as_positive, is_concrete
 from .._numerics import matmul, safe_divide, safe_sqrt, squared_distances
 from .._typing import Array, Float, Point, Points
 from ._base import (
@@ -94,8 +95,8 @@ class Precomputed(AbstractKernel):
     """`k(i, j) = matrix[i, j]`: a given Gram matrix, with points that are indices into it.
 
     For objects whose kernel is computed elsewhere: strings, graphs, molecules. Points are integers
-    `[n]` in `0 .. N - 1`; out-of-range indices give NaN. `matrix` is `[N, N]`, symmetric and
-    positive semi-definite.
+    `[n]` in `0 .. N - 1`; others are an error, and inside `jit` NaN. `matrix` is `[N, N]`,
+    symmetric and positive semi-definite.
     """
 
     matrix: Float[Array, "N N"] = eqx.field(converter=as_float)
@@ -126,6 +127,14 @@ class Precomputed(AbstractKernel):
                 f"Precomputed takes indices, integers `{name}` of shape [n]; got "
                 f"{x.dtype}{list(x.shape)}."
             )
+        if is_concrete(x):
+            count, found = self.matrix.shape[-1], np.asarray(x)
+            bad = found[(found < 0) | (found >= count)]
+            if bad.size:
+                raise ValueError(
+                    f"`{name}` holds the index {bad[0]}, but the matrix of Precomputed has "
+                    f"{count} rows."
+                )
 
 
 class Energy(AbstractKernel):

@@ -52,6 +52,7 @@ BANDWIDTH = "bandwidth_x"
 RANGES = {BANDWIDTH: (0.03, 3.0), "regularizer": (1e-8, 1.0)}
 #: Candidates of the rivals.
 NEIGHBORS, RIDGES = (3, 10, 30, 100), (1e-4, 1e-2, 1.0)
+AFFINE = Linear() + (lambda a, b: jnp.ones(()))
 
 
 class _Setting(eqx.Module):
@@ -199,12 +200,11 @@ def _report(setting: _Setting, values: dict, x: Points, y: Points) -> Report:
     scores = {"conditional embedding": energy_scores(matrix, weights)}
     if is_real(x):
         rows = (x - jnp.mean(x, axis=0)) / coordinate_scale(x)
-        affine = Linear() + (lambda a, b: jnp.ones(()))
         linear = [
             np.asarray(
                 identity
                 - leave_out_residuals(
-                    fit_conditional(affine, setting.kernel_y, rows, y, regularizer=ridge), identity
+                    fit_conditional(AFFINE, setting.kernel_y, rows, y, regularizer=ridge), identity
                 )
             )
             for ridge in RIDGES
@@ -253,18 +253,26 @@ def central_levels(weights: np.ndarray, values: np.ndarray, truth: np.ndarray) -
     return np.stack(levels, axis=1)
 
 
-def _covered(weights: np.ndarray, residuals: Array, y: Array) -> dict[float, float]:
-    """How many y lie inside the central intervals of `condition_adjusted` from the others."""
-    others = (1 - np.eye(len(y), dtype=weights.dtype)) / (len(y) - 1)
-    own, far = restored(jnp.asarray(weights), jnp.asarray(others))
+@jax.jit
+def _levels(own: Array, far: Array, residuals: Array, y: Array) -> Float[Array, "n d"]:
+    """Masses of the central intervals that end at y; half of what is equal to y is below it."""
 
     def level(row):
         own, far, truth = row
-        center = matmul(own + far, y)
-        atoms = jnp.concatenate([center + residuals, y])
+        atoms = jnp.concatenate([matmul(own + far, y) + residuals, y])
         found = Embedding(Gaussian(1.0), atoms, jnp.concatenate([own, far]))
-        below = jax.vmap(cdf, (None, 0))(found, truth)
-        return jnp.abs(2 * jnp.diagonal(below) - 1)
+        nothing = 32 * jnp.finfo(atoms.dtype).eps * jnp.max(jnp.abs(atoms))  # the rounding of `cdf`
+        up_to, below = (
+            jnp.diagonal(jax.vmap(cdf, (None, 0))(found, end))
+            for end in (truth + nothing, truth - nothing)
+        )
+        return jnp.abs(up_to + below - 1)
 
-    levels = np.asarray(jax.lax.map(level, (own, far, y))).reshape(-1)
+    return jax.lax.map(level, (own, far, y))
+
+
+def _covered(weights: np.ndarray, residuals: Array, y: Array) -> dict[float, float]:
+    """How many y lie inside the central intervals of `condition_adjusted` from the others."""
+    others = (1 - np.eye(len(y), dtype=weights.dtype)) / (len(y) - 1)
+    levels = _levels(*restored(jnp.asarray(weights), jnp.asarray(others)), residuals, y).reshape(-1)
     return dict(zip(LEVELS, np.asarray(coverage(jnp.asarray(levels))).tolist(), strict=True))

@@ -1,5 +1,6 @@
 """Feature maps, such as neural networks, trained to forecast."""
 
+import functools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +24,12 @@ STRETCHES, HELD_OUT, SEEN = 25, 5, 1000
 RIDGE = 1e-2
 #: Steps between two validations.
 EVERY = 10
+
+
+@functools.cache
+def _optimizer(steps: int) -> optax.GradientTransformation:
+    """One object, so that all calls share a compiled step."""
+    return optax.adamw(optax.cosine_decay_schedule(1e-3, steps))
 
 
 class _Parameters(eqx.Module):
@@ -128,7 +135,7 @@ def learn_features(
     kernel.check(x, "x")
     unseen = take((x, y), np.flatnonzero(held))
     if optimizer is None:
-        optimizer = optax.adamw(optax.cosine_decay_schedule(1e-3, steps))
+        optimizer = _optimizer(steps)
     start = _Parameters(map, jnp.asarray(RIDGE, kernel.diagonal(take(x, slice(0, 1))).dtype))
     found = tune(
         Partial(_loss, kernel_y, known, pairs),

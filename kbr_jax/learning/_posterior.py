@@ -109,6 +109,7 @@ class _Data(eqx.Module):
     matrix: Float[Array, "n n"]
 
 
+@eqx.filter_jit
 def _held_out(setting: _Setting, data: _Data, values: dict) -> Float[Array, "n n"]:
     """Weights on all x of the posterior of each pair from the other folds."""
     n = size(data.x)

@@ -81,22 +81,25 @@ def collect_moments(
         raise ValueError(
             f"{size(x)} pairs do not divide over {mesh.size} devices: pad them, and mask the rest."
         )
-    rows = PartitionSpec(mesh.axis_names)
+    rows = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+    return _everywhere(mesh, block_size, maps, jax.device_put((x, y, successors, mask), rows))
 
-    def on_one_device(maps, x, y, successors, mask):
+
+@eqx.filter_jit
+def _everywhere(mesh: Mesh, block_size: int | None, maps: MomentMaps, data: tuple) -> Moments:
+    def on_one_device(maps, data):
+        x, y, successors, mask = data
         parts = _collect(maps, x, y, successors, mask, block_size)
         return _over_sums(lambda leaf: lax.psum(leaf, mesh.axis_names), parts)
 
     # Replication is not inferred through the scan over blocks; the sum establishes it.
-    everywhere = jax.shard_map(
+    return jax.shard_map(
         on_one_device,
         mesh=mesh,
-        in_specs=(PartitionSpec(), rows, rows, rows, rows),
+        in_specs=(PartitionSpec(), PartitionSpec(mesh.axis_names)),
         out_specs=PartitionSpec(),
         check_vma=False,
-    )
-    data = jax.device_put((x, y, successors, mask), NamedSharding(mesh, rows))
-    return eqx.filter_jit(everywhere)(maps, *data)
+    )(maps, data)
 
 
 def _checked(maps: MomentMaps, x: Points, y: Points, successors: Points | None, mask: Any):
@@ -105,17 +108,18 @@ def _checked(maps: MomentMaps, x: Points, y: Points, successors: Points | None, 
     check_same_size(x, "x", y, "y")
     padding = None if mask is None else as_mask(mask, size(x), "mask")
 
-    def checked(points, name, reference, reference_name):
+    def checked(points, name, features, reference_name):
         points = check_finite(without_padding(points, padding), name)
-        check_alike(points, name, reference, reference_name)
-        return like(points, reference)
+        check_alike(points, name, features.points, reference_name)
+        features.kernel.check(points, name)
+        return like(points, features.points)
 
-    x = checked(x, "x", maps.x.points, "landmarks_x")
-    y = checked(y, "y", maps.y.points, "landmarks_y")
+    x = checked(x, "x", maps.x, "landmarks_x")
+    y = checked(y, "y", maps.y, "landmarks_y")
     if successors is not None:
         successors = as_points(successors, "successors")
         check_same_size(successors, "successors", x, "x")
-        successors = checked(successors, "successors", maps.x.points, "landmarks_x")
+        successors = checked(successors, "successors", maps.x, "landmarks_x")
     elif maps.shift:
         raise ValueError("These maps keep a shifted transition: pass the `successors` of x too.")
     return x, y, successors, as_mask(padding, size(x), "mask")

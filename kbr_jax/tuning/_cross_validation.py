@@ -34,7 +34,8 @@ def cross_validate(
       need.
 
     **Returns:** a scalar (a tree of arrays if the score is one), differentiable. Cost: k calls of
-    `score`, one after the other in one program, in the memory of one.
+    `score`, one after the other in one program, in the memory of one. Each call compiles; in your
+    own `jax.jit` only the first.
 
     **Raises:** `ValueError` for fewer than two folds, or more than rows.
     """
