@@ -62,7 +62,7 @@ def fit(**options):
         "block_size": 10,
         **options,
     }
-    data = STATES[:120], VIEWS
+    data = np.asarray(STATES[:120]).tolist(), VIEWS  # lists of numbers are arrays
     return kbr.filtering.fit_cusum_restart(
         options.pop("base", base()), data, features, kbr.mean, **options
     )
