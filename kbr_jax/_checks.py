@@ -139,7 +139,7 @@ def stacked(parts: list, name: str) -> tuple[Points, np.ndarray]:
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *filled), sizes
 
 
-def is_float(leaf: Array) -> bool:
+def is_float(leaf: Any) -> bool:
     return hasattr(leaf, "dtype") and bool(jnp.issubdtype(leaf.dtype, jnp.floating))
 
 

@@ -712,3 +712,19 @@ def test_a_level_of_the_outcome_leaves_the_slopes():
         )
 
     np.testing.assert_allclose(slopes(2.0**19), slopes(0.0), atol=1e-2)
+
+
+def test_variables_of_two_precisions():
+    """Labels have kernels of the widest precision, and real variables their own."""
+    rng = np.random.default_rng(0)
+    a, x = rng.integers(0, 3, 40), rng.normal(size=40)
+    z, y = x + 0.1 * rng.normal(size=40), a + x
+    doses, narrow = jnp.arange(3), [part.astype(np.float32) for part in (x, z, y)]
+    wide = kbr.mean(causal.intervene(causal.fit_moment_bridge(a, x, z, y), doses))
+    model = causal.fit_moment_bridge(a, *narrow)
+    np.testing.assert_allclose(kbr.mean(causal.intervene(model, doses)), wide, atol=0.05)
+    model = kbr.fit_conditional(None, None, (a, narrow[0]), narrow[2], regularizer=1e-3)
+    np.testing.assert_allclose(kbr.mean(causal.intervene(model, doses)), [0, 1, 2], atol=0.5)
+    first = kbr.mean(causal.intervene(causal.fit_outcome_bridge(x, x, z, y), x[:3]))
+    mixed = causal.fit_outcome_bridge(narrow[0], x, narrow[1], y)
+    np.testing.assert_allclose(kbr.mean(causal.intervene(mixed, x[:3])), first, atol=1e-3)

@@ -879,6 +879,7 @@ def test_decode_permutation_is_the_best_assignment(d):
                 sum(average[i, p[i]] for i in range(d)) for p in itertools.permutations(range(d))
             )
             close(np.sum(average * actual), best)
+    assert np.all(np.isnan(decode(jnp.asarray(points), jnp.asarray(weights).at[0].set(jnp.nan))))
 
 
 def test_a_rotation_of_negative_mass_maximizes_the_objective():

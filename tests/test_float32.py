@@ -815,3 +815,34 @@ def test_changes_of_the_mean_far_from_zero():
         x = jnp.asarray(series + offset, jnp.float32)
         found = kbr.hypotheses.change_points(kbr.Linear(), x)
         assert found.changes.tolist() == [100]
+
+
+def test_landmarks_of_tight_clusters_in_many_coordinates():
+    """Rounding of their distances makes the landmarks' Gram matrix indefinite."""
+    rng = np.random.default_rng(0)
+    center = rng.normal(size=20)
+    center *= 20 / np.linalg.norm(center)
+    sides = np.where(np.arange(80)[:, None] % 2, center, -center)
+    x = jnp.asarray(sides + 0.01 * rng.normal(size=(80, 20)), jnp.float32)
+
+    def at_first(bandwidth, landmarks):
+        kernel = kbr.Gaussian(bandwidth)
+        model = kbr.fit_conditional(
+            kernel, kernel, x, x[:, 0], regularizer=1e-3, landmarks_x=landmarks
+        )
+        return kbr.mean(kbr.condition(model, x[0]))
+
+    exact = at_first(1.0, None)
+    value, slope = jax.value_and_grad(at_first)(1.0, kbr.Landmarks(x))
+    np.testing.assert_allclose(value, exact, rtol=1e-3)
+    assert np.isfinite(slope)
+
+
+def test_times_are_seconds_since_1970():
+    sets = kbr.dynamics.sample_sequence([X, X + 0.1, X + 0.2, X + 0.3])
+    times = 1.7e9 + 3600 * np.arange(4.0)
+    model = kbr.dynamics.fit_dynamics(KERNEL, sets, form="change", times=times)
+    np.testing.assert_array_equal(model.intervals, 3600)
+    with pytest.raises(ValueError, match="`times` are dates: give numbers"):
+        days = np.datetime64("2020-01-01") + np.arange(4)
+        kbr.dynamics.fit_dynamics(KERNEL, sets, form="change", times=days)

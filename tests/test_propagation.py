@@ -539,3 +539,24 @@ def test_samples_of_nodes_as_rows_of_an_array(kind):
 def test_names_of_nodes_stay_what_they_are(nodes):
     found = kbr.propagation.Likelihood(nodes, lambda x, y: -((x - y) ** 2), jnp.zeros(len(nodes)))
     assert found.nodes == tuple(nodes.tolist() if isinstance(nodes, np.ndarray) else nodes)
+
+
+def test_nodes_of_two_precisions():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=20)
+    y = x + 0.3 * rng.normal(size=20)
+    z = y + 0.3 * rng.normal(size=20)
+    points = [x.astype(np.float32), y, z.astype(np.float32)]
+    graph = kbr.propagation.pairwise_graph([(0, 1), (1, 2)], observed_nodes=[2])
+    model = kbr.propagation.fit_belief_propagation(
+        graph, kbr.Gaussian(0.5), points=points, regularizer=1e-2
+    )
+    tree, loopy = (
+        kbr.propagation.beliefs(
+            model,
+            kbr.propagation.belief_propagation(model, np.ones(1), schedule=schedule),
+            node_types=[0],
+        ).probabilities
+        for schedule in ("tree", "loopy")
+    )
+    np.testing.assert_allclose(loopy, tree, rtol=1e-3)

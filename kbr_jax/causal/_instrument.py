@@ -3,7 +3,15 @@ r"""Instrumental regression: effects that an unmeasured confounder cannot reach.
 import equinox as eqx
 import jax.numpy as jnp
 
-from .._checks import as_batch, as_count, as_mask, as_points, is_concrete, size
+from .._checks import (
+    as_batch,
+    as_count,
+    as_mask,
+    as_points,
+    in_one_precision,
+    is_concrete,
+    size,
+)
 from .._typing import Array, ArrayLike, Bool, Float, Points
 from .._warnings import warn
 from ..features import AbstractFeatureMap
@@ -111,6 +119,9 @@ def fit_instrument(
     x, z, y = (
         checked_sample(part, name, mask, count) for part, name in ((x, "x"), (z, "z"), (y, "y"))
     )
+    if covariates is not None:
+        covariates = checked_sample(covariates, "covariates", mask, count)
+    x, z, y, covariates = in_one_precision(x, z, y, covariates)
     if not hasattr(y, "dtype") or not jnp.issubdtype(y.dtype, jnp.floating):
         raise ValueError("`y` must be one real array: an instrument identifies means.")
     of = as_kernels(kernels, 2 if covariates is None else 3)
@@ -124,7 +135,6 @@ def fit_instrument(
     instrument, kernel, base = z, kernel_z, jnp.zeros((), treatments.dtype)
     kernel_c = None
     if covariates is not None:
-        covariates = checked_sample(covariates, "covariates", mask, count)
         kernel_c = checked_kernel(of[2], covariates, "covariates", mask)
         kernel, instrument = TensorProduct((kernel_z, kernel_c)), (z, covariates)
         known = feature_map(kernel_c, covariates, rank, mask)

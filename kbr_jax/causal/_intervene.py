@@ -165,7 +165,8 @@ def product_coordinates(
     at_doses, at_others = _parts(reference)
     rest = kernel.kernels[1] if count == 2 else TensorProduct(kernel.kernels[1:])
     smooth = gram_matvec(rest, at_others, others, weights[:, None])[:, 0]
-    values = kernel.kernels[0].gram(doses, at_doses) * smooth
+    values = kernel.kernels[0].gram(doses, at_doses).astype(features.dtype)
+    values = values * smooth.astype(features.dtype)
     if landmarks:
         return features.of_values(values)
     return values if features.mask is None else jnp.where(features.mask, values, 0)

@@ -190,6 +190,7 @@ def cross_fitted(
     is predicted by itself.
     """
     known, rows = features.uniform > 0, features.matrix
+    targets = targets.astype(rows.dtype)
     fold = folds_of(known, FOLDS)
     mean = matmul(features.uniform, targets)
     rows = jnp.concatenate([rows, jnp.ones_like(rows[:, :1])], axis=1)

@@ -10,6 +10,7 @@ from .._checks import (
     as_points,
     as_regularizer,
     check_finite,
+    in_one_precision,
     is_float,
     size,
     without_padding,
@@ -58,6 +59,7 @@ def units(
         checked_sample(part, name, mask, count)
         for part, name in ((a, "a"), (w, "w"), (z, "z"), (y, "y"))
     )
+    a, w, z, y = in_one_precision(a, w, z, y)
     of_a, of_w, of_z = as_kernels(kernels, 3)
     kernel_a = dose_kernel(of_a, a, bandwidth, mask)
     kernel_a.check(a, "a")

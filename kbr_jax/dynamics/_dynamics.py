@@ -5,13 +5,21 @@ Everything here is linear algebra on the T x T Gram matrix G of the embeddings; 
 vector of T coefficients.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from .._checks import as_count, as_float, as_non_negative, as_positive, check_choice
+from .._checks import (
+    as_count,
+    as_float,
+    as_non_negative,
+    as_positive,
+    check_choice,
+    is_concrete,
+)
 from .._lapack import pseudo_inverse
 from .._numerics import matmul, one_program, safe_sqrt
 from .._typing import Array, ArrayLike, Float
@@ -153,7 +161,16 @@ def sets_of(model: DistributionDynamics) -> SampleSequence:
 def _intervals(times: ArrayLike | None, count: int, form: str) -> Float[Array, " t"]:
     if times is None:
         return jnp.ones(count - 1)
-    times = jnp.asarray(times)
+    found: Any = times
+    if all(map(is_concrete, jax.tree.leaves(times))):
+        found = np.asarray(times)
+        if found.dtype.kind in "Mm":
+            raise ValueError(
+                "`times` are dates: give numbers, such as `(times - times[0]) / "
+                "np.timedelta64(1, 'D')`."
+            )
+    # Float32 holds no seconds since 1970: differences first.
+    times = found.astype(float) if isinstance(found, np.ndarray) else jnp.asarray(found)
     if times.shape != (count,):
         raise ValueError(
             f"`times` has shape {times.shape}; it must hold one time for each of {count} sets."
@@ -162,7 +179,7 @@ def _intervals(times: ArrayLike | None, count: int, form: str) -> Float[Array, "
         raise ValueError(
             'Times of the samples need the form "change": the paper\'s "next" assumes equal steps.'
         )
-    return as_positive(jnp.diff(times), "steps of times")
+    return as_positive(times[1:] - times[:-1], "steps of times")
 
 
 @one_program

@@ -254,7 +254,8 @@ def decode_permutation(embedding: Embedding) -> Float[Array, "d d"]:
     Cost O(n d^2 + d^3); unbatched.
     """
     check_unbatched(embedding, "embedding")
-    return _assigned(jnp.tensordot(embedding.weights, embedding.points, axes=1, precision=HIGHEST))
+    total = jnp.tensordot(embedding.weights, embedding.points, axes=1, precision=HIGHEST)
+    return _assigned(total) + nan_unless_finite(total)
 
 
 @jax.jit

@@ -13,7 +13,7 @@ from jax import lax
 
 from .._checks import as_points, as_regularizer, check_alike, check_finite, like, size
 from .._lapack import cholesky, triangular_solve
-from .._numerics import jitter, one_program, safe_divide
+from .._numerics import in_any_batch, jitter, one_program, safe_divide
 from .._typing import Array, ArrayLike, Bool, Float, Points, with_numbers
 from ..kernels import AbstractKernel, KernelLike, as_kernel
 from ._features import AbstractFeatureMap, masked_rows
@@ -102,7 +102,7 @@ def landmark_features(
 
     Cost O(n r d + n r^2 + r^3), memory O(n r). The landmark Gram matrix gets ten times the
     library's jitter, so that value and gradient stay finite for repeated or nearly repeated
-    landmarks.
+    landmarks, and where its factorization still breaks down 100 or 10^4 times that.
     """
     kernel = as_kernel(kernel)
     check_alike(landmarks.points, "landmarks", points, "points")
@@ -119,8 +119,29 @@ def _fitted(
     matrix = kernel.gram(landmarks.points, landmarks.points)
     matrix = only_active(matrix, landmarks.active)
     identity = jnp.eye(matrix.shape[0], dtype=matrix.dtype)
-    lower = cholesky(matrix + 10 * lax.stop_gradient(jitter(matrix)) * identity)
+    lower = cholesky(matrix + _sufficient(lax.stop_gradient(matrix)) * identity)
     return masked_rows(_features(kernel, landmarks, lower, points), mask), lower
+
+
+def _sufficient(matrix: Float[Array, "r r"]) -> Float[Array, ""]:
+    """The first of a few jitters with which a factorization exists.
+
+    Of nearly equal points in many coordinates, rounding makes the Gram matrix indefinite in float32
+    by more than the jitter. The gradient is that of one factorization: through a choice between
+    two, one of them NaN, it would be NaN.
+    """
+    identity = jnp.eye(matrix.shape[0], dtype=matrix.dtype)
+
+    def raised(added):
+        lower = cholesky(matrix + added * identity)
+        return jnp.where(jnp.all(jnp.isfinite(jnp.diagonal(lower))), added, 100 * added)
+
+    first = 10 * jitter(matrix)
+    second = raised(first)
+    failed = second > first
+    return lax.cond(
+        in_any_batch(failed), lambda: jnp.where(failed, raised(second), first), lambda: first
+    )
 
 
 class PartitionOfUnity(eqx.Module):

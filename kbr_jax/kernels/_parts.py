@@ -8,6 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from .._checks import precision_of
 from .._numerics import HIGHEST, matmul
 from .._typing import Array, Float, Point, Points
 from ._base import AbstractKernel, as_kernel, as_map
@@ -32,19 +33,22 @@ class AbstractParts(AbstractKernel):
         """The joint kernel from those of the parts, stacked along the first axis."""
 
     def __call__(self, x: Point, y: Point) -> Float[Array, ""]:
-        return self.combine(
-            jnp.stack([k(a, b) for k, a, b in zip(self.kernels, x, y, strict=True)])
-        )
+        return self._combined([k(a, b) for k, a, b in zip(self.kernels, x, y, strict=True)], x, y)
 
     def gram(self, x: Points, y: Points) -> Float[Array, "n m"]:
-        return self.combine(
-            jnp.stack([k.gram(a, b) for k, a, b in zip(self.kernels, x, y, strict=True)])
+        return self._combined(
+            [k.gram(a, b) for k, a, b in zip(self.kernels, x, y, strict=True)], x, y
         )
 
     def diagonal(self, x: Points) -> Float[Array, " n"]:
-        return self.combine(
-            jnp.stack([k.diagonal(a) for k, a in zip(self.kernels, x, strict=True)])
-        )
+        return self._combined([k.diagonal(a) for k, a in zip(self.kernels, x, strict=True)], x)
+
+    def _combined(self, values: list[Array], *points: Any) -> Float[Array, "*s"]:
+        # Labels have values in the widest dtype. Beside real numbers of fewer digits, the result
+        # has these digits, and jitters must be theirs.
+        own = precision_of(*points)
+        values = values if own is None else [each.astype(own) for each in values]
+        return self.combine(jnp.stack(values))
 
     def check(self, x: Points, name: str) -> None:
         if not isinstance(x, (tuple, list)) or len(x) != len(self.kernels):

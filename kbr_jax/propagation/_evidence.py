@@ -107,6 +107,7 @@ def evidence_rows(
             there = evidence.present[position[nodes]] & (nodes >= 0)
             coordinates = _codes(model, evidence, take(model.observations[group], wanted), nodes)
             sent = rescaled(send(model.evidence[group].pick(wanted), coordinates), floor)
+            sent = sent.astype(values.dtype)
             values = values.at[wanted].set(jnp.where(there[..., None], sent, 1))
         rows.append(values.reshape(-1, width))
     return jnp.concatenate([*rows, jnp.ones((1, width), model.dtype)])

@@ -198,6 +198,7 @@ def _outgoing(
     transfer: Transfer = model.messages[group]
     products = sources(model, group, directions, rows, messages, local)
     sent = (transfer if directions is None else transfer.pick(directions)).apply(products)
+    sent = sent.astype(messages.dtype)
     return jnp.pad(sent, ((0, 0), (0, 0), (0, messages.shape[-1] - sent.shape[-1])))
 
 

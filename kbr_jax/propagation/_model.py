@@ -20,6 +20,8 @@ from .._checks import (
     check_alike,
     check_finite,
     check_same_size,
+    in_precision,
+    precision_of,
     size,
 )
 from .._typing import Array, ArrayLike, Float, Points
@@ -259,13 +261,18 @@ def _as_pairs(graph: PairwiseGraph, kernels: tuple, pairs: Any, points: Any) -> 
     # Rows of an array are made anew each time they are asked for.
     points = None if points is None else list(points)
     checked: dict[int, tuple[Points, Points]] = {}
+    arrays = [a for a in jax.tree.leaves((points, pairs)) if isinstance(a, np.ndarray | jax.Array)]
+    precision = precision_of(*arrays)  # one for all nodes: messages go between them
 
     def check(sample: Points, name: str, kind: int) -> Points:
         # The same array stays the same array: messages are kept once at what several edge types
         # share.
         if id(sample) not in checked:
             # The sample too, else its id may become another's.
-            checked[id(sample)] = sample, check_finite(as_points(sample, name), name)
+            found = check_finite(as_points(sample, name), name)
+            if precision is not None:
+                found = in_precision(found, jnp.result_type(precision))
+            checked[id(sample)] = sample, found
         found = checked[id(sample)][1]
         kernels[kind].check(found, name)
         return found
