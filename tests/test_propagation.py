@@ -559,4 +559,4 @@ def test_nodes_of_two_precisions():
         ).probabilities
         for schedule in ("tree", "loopy")
     )
-    np.testing.assert_allclose(loopy, tree, rtol=1e-3)
+    np.testing.assert_allclose(loopy, tree, atol=2e-4)  # the schedules clip in other places
