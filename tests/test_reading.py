@@ -286,7 +286,7 @@ def test_gradients_are_finite_and_programs_batch():
         (lambda e: cdf(e, jnp.zeros((2, 2))), "values"),
         (lambda e: modes(e, 0), "count"),
         (lambda e: kbr.embedding.energy_score(e, jnp.zeros(3)), "one point for each"),
-        (lambda e: conformal_margin(e, jnp.zeros(3)), "one point for each"),
+        (lambda e: conformal_margin(e, jnp.zeros(3)), "has 2 members, but `points` holds 3"),
         (lambda e: conformal_margin(e, jnp.zeros(2), 1.0), "level"),
         (lambda e: adaptive_margins(e, jnp.zeros(2), rate=0.0), "rate"),
     ],
