@@ -402,3 +402,28 @@ def test_histograms_are_not_negative_in_a_run():
     other = kbr.run_filter(filt, seen.at[3].multiply(-1), controls=inputs, observed=unseen)
     close(other.weights, kbr.run_filter(filt, seen, controls=inputs, observed=unseen).weights)
     kbr.filter_step(filt, run.state, -seen[0], control=inputs[0], observed=False)
+
+
+def test_labels_as_states_and_inputs_beside_single_precision():
+    rng = np.random.default_rng(0)
+    labels, inputs = (jnp.asarray(rng.integers(0, most, 20)) for most in (3, 2))
+    seen = labels.astype(jnp.float32)
+    emission = kbr.fit_conditional(None, None, labels[:-1], seen[:-1], regularizer=1e-2)
+    pairs = labels[:-1], inputs[:-1]
+    transition = kbr.fit_conditional(None, None, pairs, labels[1:], regularizer=1e-2)
+    for estimator in ("pairs", "prior"):
+        filt = kbr.KernelBayesFilter(emission, transition, regularizer=1e-2, estimator=estimator)
+        run = kbr.run_filter(filt, seen[:5], controls=inputs[:5])
+        assert run.weights.dtype == "f4" and np.all(np.isfinite(run.weights))
+        if estimator == "pairs":
+            smooth = kbr.smooth(filt, run, controls=inputs[:5], regularizer=0.1)
+            assert smooth.weights.dtype == "f4"
+
+
+def test_inputs_and_masks_are_lists_of_numbers_too():
+    filt = fit()
+    plain = {"controls": INPUTS.tolist(), "observed": MASK.tolist()}
+    found = kbr.run_filter(filt, GAPS, **plain)
+    close(found.weights, kbr.run_filter(filt, GAPS, controls=INPUTS, observed=MASK).weights)
+    ahead = kbr.predict(filt, found, 2, controls=INPUTS[:2].tolist())
+    close(ahead.weights, kbr.predict(filt, found, 2, controls=INPUTS[:2]).weights)

@@ -176,6 +176,23 @@ def test_leaving_out_padded_data(landmarks, kernel):
         kbr.leave_out_loss(padded, kernel=kernel),
         kbr.leave_out_loss(model(landmarks=landmarks), kernel=kernel),
     )
+    values = jnp.asarray(np.where(mask, y[:, 0], np.nan))
+    close(
+        kbr.tuning.leave_out_residuals(padded, values)[:N],
+        kbr.tuning.leave_out_residuals(model(landmarks=landmarks), jnp.asarray(Y[:, 0])),
+    )
+
+
+def test_a_kernel_equal_to_that_of_y_measures_by_its_features():
+    kernel = kbr.Gaussian(0.8)
+    x, y = jnp.asarray(X, jnp.float32), jnp.asarray(Y, jnp.float32)
+    fitted = kbr.fit_conditional(
+        kernel, kernel, x, y, regularizer=0.1, landmarks_x=4, landmarks_y=2
+    )
+    close(
+        kbr.leave_out_loss(fitted, kernel=kernel),
+        kbr.leave_out_loss(fitted, kernel=fitted.kernel_y),
+    )
 
 
 def test_leaving_out_with_landmarks_forms_no_gram_matrix():

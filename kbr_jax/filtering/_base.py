@@ -15,7 +15,7 @@ from .._typing import Array, ArrayLike, Bool, Float, Point, Points, with_numbers
 from ..devices import over_devices
 from ..embedding import Embedding
 from ..kernels import AbstractKernel
-from ._sequences import check_known, check_lists, check_values, padded_sequences
+from ._sequences import as_known, check_lists, check_values, padded_sequences
 from ._smoothers import AbstractSmoother
 
 
@@ -195,7 +195,7 @@ def _encoded(
         jax.tree.map(lambda leaf: leaf[None], as_arrays(part, name))
         for part, name in ((observation, "observation"), (control, "control"))
     )
-    check_known(observation, observed, control)
+    as_known(observation, observed, control)
     codes, mask = filt.encode(observation, observed, "observation")
     return take((codes, filt.encode_controls(control, 1), mask), 0)
 
@@ -256,7 +256,7 @@ def run_filter(
     if state is not None and prior is not None:
         raise ValueError("Give a `state` to go on from, or a `prior` to start from, not both.")
     many = isinstance(observations, list)
-    check_known(observations, observed, controls)
+    observed, controls = as_known(observations, observed, controls, many)
     if many and state is not None:
         raise ValueError("Go on from the `state` of each run by a call of its own, without lists.")
     if mesh is not None and not many:
@@ -376,7 +376,7 @@ def predict(filt: AbstractFilter, output: Any, steps: int = 1, *, controls: Any 
         check_lists(inputs, "controls", output, "output")
         pairs = zip(output, inputs, strict=True)
         return [predict(filt, run, steps, controls=own) for run, own in pairs]
-    check_known(None, None, controls)
+    controls = as_known(None, None, controls)[1]
     ahead = _predict(filt, output, as_count(steps, "steps"), controls)
     check_values(filt.kernels(), None, None, controls)
     return ahead

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._checks import (
+    as_arrays,
     as_count,
     as_mask,
     as_points,
@@ -107,10 +108,19 @@ def _of_trajectories(
     return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
 
 
-def check_known(observations: Any, observed: Any, controls: Any) -> None:
-    """Raise a `ValueError` for NaN: observations that are not marked, and inputs."""
+def as_known(
+    observations: Any, observed: Any, controls: Any, many: bool = False
+) -> tuple[Any, Any]:
+    """Mask and inputs, as arrays where they are of one sequence; a `ValueError` for NaN.
+
+    Observations may be NaN where they are not observed.
+    """
+    if not many:
+        observed = None if observed is None else as_arrays(observed, "observed")
+        controls = None if controls is None else as_points(controls, "controls")
     _check_numbers(observations, observed, "observations", "mark missing ones False in `observed`")
     _check_numbers(controls, None, "controls", "no input may be missing")
+    return observed, controls
 
 
 def _check_numbers(points: Any, observed: Any, name: str, cure: str) -> None:
@@ -263,7 +273,7 @@ def delay_embedding(observations: Any, length: int, *, observed: Any = None) -> 
         check_lists(masks, "observed", observations, "observations")
         pairs = zip(observations, masks, strict=True)
         return [delay_embedding(one, length, observed=mask) for one, mask in pairs]
-    observations = jnp.asarray(observations)
+    observations = jnp.asarray(as_arrays(observations, "observations"))
     if observations.ndim == 0 or observations.shape[0] == 0:
         raise ValueError("`observations` must be a sequence [T, d] with at least one entry.")
     mask = as_mask(observed, observations.shape[0], "observed")

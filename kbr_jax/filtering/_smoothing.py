@@ -13,7 +13,7 @@ from .._typing import Array, ArrayLike, Float
 from ..embedding import Embedding, normalized
 from ..rules import Clipping, check_estimator
 from ._base import AbstractFilter, FilterOutput
-from ._sequences import check_known, check_lists
+from ._sequences import as_known, check_lists
 from ._smoothers import AbstractSmoother
 
 
@@ -95,7 +95,7 @@ def smooth(
     lag = None if lag is None else as_count(lag, "lag")
     lag = None if lag is not None and lag >= count - 1 else lag
     delta = as_regularizer(regularizer, "regularizer", beliefs.weights.dtype)
-    check_known(None, None, controls)
+    controls = as_known(None, None, controls)[1]
     inputs = filt.encode_controls(controls, count)
     smoother = filt.smoother(beliefs.points)
     importance = estimator == "importance"

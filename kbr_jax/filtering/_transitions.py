@@ -98,7 +98,8 @@ class Controlled(AbstractTransition):
 
     def smoother(self, emission: AbstractEmission, points: Points) -> AbstractSmoother:
         kernel, anchors, _ = _anchors(self.model.features_x)
-        return ControlledSmoother(self.model, kernel.kernels[0].gram(points, anchors[0]))
+        columns = kernel.kernels[0].gram(points, anchors[0])
+        return ControlledSmoother(self.model, columns.astype(self.model.features_x.dtype))
 
     def kernel_of_controls(self) -> AbstractKernel | None:
         return _anchors(self.model.features_x)[0].kernels[1]
@@ -153,7 +154,7 @@ def bind_transition(
     kernel, anchors, _ = _anchors(features)
     check_alike(anchors[0], "the states of `transition`", states, "those of `emission`")
     if on_successors:
-        readout = kernel.kernels[0].gram(successors, anchors[0])
+        readout = kernel.kernels[0].gram(successors, anchors[0]).astype(features.dtype)
     else:
         readout = emission.readout_values(anchors[0])
     return Controlled(model, readout, outputs)

@@ -99,7 +99,7 @@ class AbstractSampleEmission(AbstractEmission):
         return features.coordinates(self.x)
 
     def readout_values(self, points: Points) -> Float[Array, "n a"]:
-        return self.features_x.kernel.gram(self.x, points)
+        return self.features_x.kernel.gram(self.x, points).astype(self.features_x.dtype)
 
     def readout_successors(self, successors: Points | None) -> Float[Array, "n p"]:
         if successors is None:

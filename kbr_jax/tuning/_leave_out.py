@@ -10,6 +10,7 @@ from .._checks import as_count, as_float, is_concrete, known
 from .._lapack import solve
 from .._numerics import HIGHEST, matmul
 from .._solves import psd_factor
+from .._trees import same
 from .._typing import Array, ArrayLike, Float, Int, Point, Points
 from ..embedding import Embedding
 from ..features import AbstractFeatures, DenseGram, LazyGram, masked_rows
@@ -47,7 +48,9 @@ def leave_out_loss(
     """
     features, ridge, count = _leaving_out(model, num_left_out)
     coordinates = model.sample()[1]
-    of_features = kernel is model.kernel_y
+    both = kernel, model.kernel_y
+    known_equal = all(map(is_concrete, jax.tree.leaves(both))) and same(*both)
+    of_features = kernel is model.kernel_y or known_equal
     if kernel is None:
         measure = measuring(model.kernel_y, coordinates.points, features.uniform)
     else:
@@ -110,6 +113,7 @@ def leave_out_residuals(
             f"{values.shape}."
         )
     columns = values.astype(features.dtype).reshape(values.shape[0], -1)
+    columns = masked_rows(columns, features.mask)
     return _left_out(features, ridge, count, columns).reshape(values.shape)
 
 

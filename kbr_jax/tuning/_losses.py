@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from .._checks import (
+    as_float,
     as_mask,
     as_non_negative,
     as_points,
@@ -306,6 +307,7 @@ def spectral_loss(
 
     `kernels.FeatureMap` takes the map of x, and `fit_conditional` then reads P(Y | x) off it.
     """
+    u, v = as_float(u), as_float(v)
     if u.shape != v.shape or u.ndim != 2 or u.shape[0] < 2:
         raise ValueError(
             f"`u` and `v` must be features [b, r] of b >= 2 pairs, got {u.shape} and {v.shape}."
