@@ -64,7 +64,10 @@ def safe_sqrt(x: Float[Array, "*s"]) -> Float[Array, "*s"]:
 
 
 def root_mean_square(x: Float[Array, "..."], axis: int | None = None) -> Float[Array, "..."]:
-    """Over an axis, or all; of numbers whose squares may leave the range of their dtype."""
+    """Return the root mean square over an axis, or over all numbers.
+
+    The squares of the numbers may leave the range of their dtype.
+    """
     most = lax.stop_gradient(jnp.max(jnp.abs(x), axis=axis, keepdims=True))
     unit = jnp.where(most > 0, most, 1)
     return safe_sqrt(jnp.mean((x / unit) ** 2, axis=axis)) * jnp.squeeze(unit, axis)

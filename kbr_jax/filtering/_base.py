@@ -56,7 +56,7 @@ class AbstractFilter(eqx.Module):
 
     @abc.abstractmethod
     def kernels(self) -> tuple[AbstractKernel | None, AbstractKernel | None]:
-        """Those of observations and of inputs; None where there is none."""
+        """The kernel of observations and that of inputs, or None for a known function."""
 
     @abc.abstractmethod
     def encode(

@@ -41,7 +41,7 @@ class AbstractTransition(eqx.Module):
         """The transition as a likelihood of the next state, from given points."""
 
     def kernel_of_controls(self) -> AbstractKernel | None:
-        """None where there are no inputs, or a known function takes them."""
+        """The kernel of the inputs. None without inputs, and where a known function takes them."""
         return None
 
     def encode_controls(self, controls: Points | None, count: int) -> Any:

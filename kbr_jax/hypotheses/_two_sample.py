@@ -275,8 +275,9 @@ def _blocks(kernel: AbstractKernel, x: Points, y: Points, block: int, count: int
 
 def student(score: Float[Array, ""], degrees: int) -> Float[Array, ""]:
     """The probability that Student's t exceeds a score."""
-    if degrees > 1000:  # the incomplete beta function is wrong in float32 (1.1 at 5e6); Abramowitz
-        # and Stegun 26.7.8
+    if degrees > 1000:
+        # Abramowitz and Stegun 26.7.8. In float32 the incomplete beta function gives probabilities
+        # above 1 for 5e6 degrees.
         normal = score * (1 - 1 / (4 * degrees)) / jnp.sqrt(1 + score**2 / (2 * degrees))
         return ndtr(-normal)
     half = jnp.asarray(0.5, score.dtype)
