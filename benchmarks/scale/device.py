@@ -165,7 +165,9 @@ def in_double(function: Callable[[], Any]) -> Callable[[], Any]:
 
 def main(*parts: str) -> None:
     gpu = jax.default_backend() != "cpu"
-    name = f"device_{jax.default_backend()}"
+    # "NVIDIA H100 80GB HBM3", "cpu"
+    kind = jax.devices()[0].device_kind.removeprefix("NVIDIA ").split()[0].lower()
+    name = f"device_{kind}"
     results = experiment.previous(name)
     parts = parts or ("filters", "work")
     if "filters" in parts:
