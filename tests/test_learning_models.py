@@ -178,6 +178,14 @@ def posterior_pairs(n=150):
     return jnp.asarray(x), jnp.asarray(x**2 / 4 + 0.3 * rng.normal(size=(n, 1)))
 
 
+@pytest.mark.parametrize("learn", [kbr.learn_conditional, kbr.learn_posterior])
+def test_a_constant_sample_is_named(learn, fast):
+    x = jnp.asarray(np.random.default_rng(0).normal(size=60))
+    with pytest.warns(UserWarning, match="All points of `y` are equal") as found:
+        learn(x, jnp.full(60, 3.0), progress=False)
+    assert len(found) == 1
+
+
 def test_learned_posterior(fast):
     """Two values of x explain y = 1, and the prior says which."""
     x, y = posterior_pairs()

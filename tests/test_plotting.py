@@ -183,6 +183,7 @@ def test_history_of_a_real_descent():
         lambda: plotting.plot_embedding(beliefs(), LINE),
         lambda: plotting.plot_embedding(kbr.embed(KERNEL, jnp.zeros((2, 3))), LINE),
         lambda: plotting.plot_embedding(kbr.embed(KERNEL, jnp.zeros((2, 2))), LINE),
+        lambda: plotting.plot_embedding(kbr.embed(KERNEL, jnp.zeros((2, 2))), (LINE, LINE[:1])),
         lambda: plotting.plot_witness(kbr.embed(KERNEL, jnp.zeros((2, 1))), beliefs(), LINE),
         lambda: plotting.plot_beliefs(kbr.embed(KERNEL, jnp.zeros((2, 1))), LINE),
         lambda: plotting.plot_beliefs(beliefs(jnp.zeros((3, 2))), jnp.zeros((5, 2))),

@@ -393,6 +393,25 @@ def test_labels_go_in_and_come_out():
         kbr.propagation.belief_propagation(by_label, {"D": 0.0})
 
 
+def test_kernels_of_none_are_the_defaults_of_each_type():
+    graph = kbr.propagation.pairwise_graph([[0, 1], [1, 2]], observed_nodes=[2])
+    rng = np.random.default_rng(2)
+    first = rng.normal(size=30)
+    points = [jnp.asarray(first), jnp.asarray(first[:, None] + [0, 5.0]), jnp.arange(30) % 3]
+
+    def read(kernels):
+        model = kbr.propagation.fit_belief_propagation(
+            graph, kernels, points=points, regularizer=0.1
+        )
+        messages = kbr.propagation.belief_propagation(model, jnp.asarray([1]))
+        return kbr.propagation.beliefs(model, messages, node_types=[0]).probabilities
+
+    chosen = [kbr.kernels.default_kernel(sample) for sample in points]
+    close(read(None), read(chosen), 1e-12)
+    close(read([chosen[0], None, None]), read(chosen), 1e-12)
+
+
+
 KEY = jax.random.key(0)
 
 

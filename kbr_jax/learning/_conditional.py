@@ -33,14 +33,14 @@ from ..kernels import (
 )
 from ..kernels._base import flat
 from ..rules import ConditionalEmbedding, fit_conditional
-from ..tuning import coverage, leave_out_loss, leave_out_residuals, tune
+from ..tuning import coverage, leave_out_loss, leave_out_residuals
 from ..tuning._calibration import LEVELS
 from ..tuning._leave_out import restored
 from ..tuning._losses import measuring
 from ..tuning._progress import progress_bar
 from ._folds import distances
 from ._report import Report, compared
-from ._search import resolvable, search
+from ._search import descend, search, warn_of_constants
 
 #: Pairs that are seen while choosing, candidates over the whole range and near the best, Adam's
 #: steps and rate. Up to `EXACT` pairs the final fit is exact, above it has `RANK` landmarks.
@@ -137,6 +137,7 @@ def learn_conditional(
     check_same_size(x, "x", y, "y")
     if size(x) < 10:
         raise ValueError(f"`learn_conditional` needs at least 10 pairs, got {size(x)}.")
+    warn_of_constants(x=x, y=y)
     rows = evenly(size(x), PAIRS)
     few_x, few_y = take(x, rows), take(y, rows)
     kernel = default_kernel(few_x) if kernel_x is None else as_kernel(kernel_x)
@@ -171,8 +172,7 @@ def _tuned(setting: _Setting, x: Points, y: Points, free: dict, fixed: dict) -> 
     for name, unit in setting.units.items():
         start[name] = jnp.broadcast_to(free[BANDWIDTH], unit.shape)
     loss = jax.tree_util.Partial(_loss, setting, x, y, fixed)
-    found = tune(loss, start, OPTIMIZER, num_steps=STEPS, positive=lambda p: p, progress=False)
-    return resolvable(found.parameters)
+    return descend(loss, start, OPTIMIZER, STEPS)
 
 
 def energy_scores(matrix: np.ndarray, weights: Any) -> np.ndarray:

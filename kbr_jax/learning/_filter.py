@@ -21,13 +21,12 @@ from ..kernels import (
     coordinate_scale,
     median_heuristic,
 )
-from ..tuning import tune
 from ..tuning._progress import Progress, progress_bar
 from ._candidates import MAPPED, Setting, beliefs, gap, judge, judged, recovering
 from ._folds import Fold, make_folds, spread
 from ._maps import CHOOSING, DiscriminantMap, choose_regression, fit_discriminant_map, leading
 from ._report import MEMORYLESS, Report, calibrated, compared, errors_of, regressions
-from ._search import resolvable, search
+from ._search import descend, search, warn_of_constants
 
 #: Candidates over the whole range for each estimator, candidates near the best, and Adam's steps.
 TRIALS, REFINEMENTS, STEPS, RATE = 12, 16, 5, 0.1
@@ -82,6 +81,7 @@ def _checked(states: Any, observations: Any) -> tuple[Points, Points, Points]:
             raise ValueError(f"`{name}` must be one array a sequence; use `fit_filter` for tuples.")
     if not jnp.issubdtype(triple[0].dtype, jnp.floating):
         raise ValueError("`states` must be real numbers; use `fit_filter` with Delta for labels.")
+    warn_of_constants(states=triple[0], observations=triple[1])
     return triple
 
 
@@ -216,10 +216,10 @@ def _tuned(setting: Setting, folds: Fold, values: dict, fixed: dict) -> dict:
     )
     loss = jax.tree_util.Partial(_loss, setting, one, values)
     try:
-        found = tune(loss, free, OPTIMIZER, num_steps=STEPS, positive=lambda p: p, progress=False)
+        found = descend(loss, free, OPTIMIZER, STEPS)
     except ValueError:  # in float32 a gradient may overflow
         return values
-    tuned = {**values, **resolvable(found.parameters)}
+    tuned = {**values, **found}
     start = judged(setting, folds, values)[0]
     return tuned if judged(setting, folds, tuned, start)[0] < start else values
 

@@ -24,7 +24,6 @@ from ..embedding import Embedding, normalized
 from ..kernels import AbstractKernel, Gaussian, KernelLike, default_kernel, gram, kernel_for
 from ..rules import ConditionalEmbedding, bayes_rule, fit_conditional
 from ..rules._model import single_prior_weights
-from ..tuning import tune
 from ..tuning._calibration import LEVELS
 from ..tuning._losses import measuring
 from ..tuning._progress import progress_bar
@@ -39,7 +38,7 @@ from ._conditional import (
 )
 from ._folds import distances, spread
 from ._report import Report, compared
-from ._search import resolvable, search
+from ._search import descend, search, warn_of_constants
 
 #: Pairs that are seen while choosing, folds, candidates of each estimator and near the best, and
 #: Adam's steps and rate.
@@ -179,6 +178,7 @@ def learn_posterior(
     check_same_size(x, "x", y, "y")
     if size(x) < 50:
         raise ValueError(f"`learn_posterior` needs at least 50 pairs, got {size(x)}.")
+    warn_of_constants(x=x, y=y)
     kernels = kernel_for(kernel_x, x), kernel_for(kernel_y, y)
     prior = _as_prior(prior, kernels[0], x)
     rows = spread(size(x), PAIRS)
@@ -245,8 +245,7 @@ def _tuned(setting: _Setting, data: _Data, free: dict, fixed: dict) -> dict:
             shape = kernel.bandwidth.shape  # pyright: ignore[reportAttributeAccessIssue]
             start[name] = jnp.broadcast_to(free[name], shape)
     loss = jax.tree_util.Partial(_loss, setting, data, fixed)
-    found = tune(loss, start, OPTIMIZER, num_steps=STEPS, positive=lambda p: p, progress=False)
-    return resolvable(found.parameters)
+    return descend(loss, start, OPTIMIZER, STEPS)
 
 
 def _report(setting: _Setting, data: _Data, values: dict) -> Report:

@@ -1,12 +1,17 @@
 """A search over ranges of parameters: first everywhere, then near the best."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
-from .._typing import Array
+from .._typing import Array, Points
+from .._warnings import warn
+from ..tuning import tune
 from ..tuning._progress import Progress
 
 Option = TypeVar("Option")
@@ -29,6 +34,30 @@ def resolvable(values: dict[str, Array]) -> dict[str, Array]:
         name: jnp.maximum(v, 2 * jnp.finfo(v.dtype).eps) if name.endswith("regularizer") else v
         for name, v in values.items()
     }
+
+
+def descend(
+    loss: Callable[[dict], Any],
+    start: dict[str, Array],
+    optimizer: optax.GradientTransformation,
+    num_steps: int,
+) -> dict[str, Array]:
+    """Tune positive values. Those that the loss does not depend on stay, without a warning."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The loss does not depend on")
+        found = tune(
+            loss, start, optimizer, num_steps=num_steps, positive=lambda p: p, progress=False
+        )
+    return resolvable(found.parameters)
+
+
+def warn_of_constants(**samples: Points) -> None:
+    """Warn where all points are equal."""
+    for name, points in samples.items():
+        for path, leaf in jax.tree_util.tree_leaves_with_path(points):
+            if np.all(np.asarray(leaf) == np.asarray(leaf[0])):
+                part = f"{name}{jax.tree_util.keystr(path)}"
+                warn(f"All points of `{part}` are equal: nothing can be learned from them.")
 
 
 def search(

@@ -87,6 +87,8 @@ def unbatched(embedding: Embedding, grid: Any) -> tuple[np.ndarray, Any, list[np
             "For points in the plane `grid` must be a pair of arrays of numbers, one for each side."
         )
     sides = [np.asarray(side, rows.dtype) for side in grid]
+    if min(side.size for side in sides) < 2:
+        raise ValueError("Each side of `grid` needs at least 2 numbers.")
     return rows, np.stack(np.meshgrid(*sides, indexing="ij"), axis=-1).reshape(-1, 2), sides
 
 

@@ -26,7 +26,7 @@ from .._checks import (
 )
 from .._typing import Array, ArrayLike, Float, Points
 from ..features import AbstractFeatures, FeatureChoice, Landmarks, greedy_landmarks
-from ..kernels import AbstractKernel, as_kernel
+from ..kernels import AbstractKernel, Delta, as_kernel, default_kernel
 from ._graph import PairwiseGraph
 from ._layout import Layout, directed_edges, ends
 from ._transfer import Power, Regression, Transfer, alike, fit_transfer, map_alike, stack
@@ -117,7 +117,8 @@ def fit_belief_propagation(
 
     - `graph`: from `pairwise_graph` or `grid_graph`.
     - `kernels`: one kernel for all nodes, a sequence with one for each node type, or a dict with a
-      kernel for a node of each type.
+      kernel for a node of each type. None in place of a kernel is the default of each type's
+      sample.
     - `regularizer`: lambda > 0, one number or one for each edge type `[T]`. The matrix inverted is
       `K + n regularizer I`; S13 prints `K + lambda I`, so lambda_S13 = n regularizer.
     - `pairs`: for each edge type the pairs `(first, second)`, samples `[m, ...]` for the two ends
@@ -139,9 +140,14 @@ def fit_belief_propagation(
     or non-finite samples; samples that are not of their kernel's domain, or of one node type but
     different kinds of points; or a regularizer that is not positive.
     """
-    kernels = _as_kernels(_in_order(graph, kernels, by_type=True), graph.num_node_types)
+    given = _as_kernels(_in_order(graph, kernels, by_type=True), graph.num_node_types)
     points = _in_order(graph, points)
-    pairs, samples = _as_pairs(graph, kernels, pairs, points)
+    pairs, samples = _as_pairs(graph, given, pairs, points)
+    # Nothing reads the kernel of a type without a sample.
+    kernels = tuple(
+        (Delta() if sample is None else default_kernel(sample)) if kernel is None else kernel
+        for kernel, sample in zip(given, samples, strict=True)
+    )
     ridges = _as_ridges(graph, kernels, samples, regularizer)
     hidden, watched = directed_edges(graph)
     segments = {
@@ -218,15 +224,16 @@ def _in_order(graph: PairwiseGraph, given: Any, by_type: bool = False) -> Any:
     return rows
 
 
-def _as_kernels(kernels: Any, count: int) -> tuple[AbstractKernel, ...]:
+def _as_kernels(kernels: Any, count: int) -> tuple[AbstractKernel | None, ...]:
     if isinstance(kernels, (list, tuple)):
         if len(kernels) != count:
             raise ValueError(
                 f"`kernels` holds {len(kernels)}; give one kernel, or one for each of {count} "
                 f"node types."
             )
-        return tuple(as_kernel(kernel) for kernel in kernels)
-    return (as_kernel(kernels),) * count
+    else:
+        kernels = [kernels] * count
+    return tuple(None if kernel is None else as_kernel(kernel) for kernel in kernels)
 
 
 def _as_ridges(
@@ -274,7 +281,8 @@ def _as_pairs(graph: PairwiseGraph, kernels: tuple, pairs: Any, points: Any) -> 
                 found = in_precision(found, jnp.result_type(precision))
             checked[id(sample)] = sample, found
         found = checked[id(sample)][1]
-        kernels[kind].check(found, name)
+        if kernels[kind] is not None:
+            kernels[kind].check(found, name)
         return found
 
     owned: dict[int, list] = {kind: [] for kind in range(graph.num_node_types)}
