@@ -15,7 +15,7 @@ import numpy as np
 
 from ._numerics import nan_unless_finite, one_program
 from ._typing import Array, ArrayLike, Bool, Float, Points
-from ._warnings import warn
+from ._warnings import warn, warn_of_lost_digits
 
 
 def is_concrete(x: object) -> bool:
@@ -77,8 +77,9 @@ def as_points(points: Points, name: str) -> Points:
 
     Else a `ValueError` that names the argument.
     """
-    points = as_arrays(points, name)
+    given, points = points, as_arrays(points, name)
     leaves = jax.tree.leaves(points)
+    warn_of_lost_digits(given, leaves, name)
     if not leaves:
         raise ValueError(f"`{name}` holds no arrays; pass an array [n, ...] or a tuple of them.")
     for leaf in leaves:
@@ -167,9 +168,9 @@ def like(points: Points, reference: Points) -> Points:
     )
 
 
-def as_real(points: Points, reference: Points) -> Points:
+def as_real(points: Points, reference: Points, name: str = "points") -> Points:
     """Take integers as real numbers where another sample of their kind has those."""
-    points = jax.tree.map(jnp.asarray, points)
+    points = as_arrays(points, name)
     if jax.tree.structure(points) != jax.tree.structure(reference):
         return points
     return jax.tree.map(lambda a, b: a.astype(b.dtype) if is_float(b) else a, points, reference)
@@ -227,10 +228,10 @@ def as_batch(
     The second result says whether it was one point.
 
     `reference` is a sample of the same domain, so nothing is guessed: a leaf with the rank of a
-    sample is a batch, a leaf with one axis less is one point, anything else is a `ValueError`. Real
-    numbers get the precision of the reference.
+    sample is a batch, a leaf with one axis less is one point, anything else is a `ValueError`.
+    Numbers get the precision of a real reference, integers too.
     """
-    points = like(as_arrays(points, name), reference)
+    points = as_real(points, reference, name)
     if jax.tree.structure(points) == jax.tree.structure(reference):
         pairs = list(zip(jax.tree.leaves(points), jax.tree.leaves(reference), strict=True))
         if all(leaf.shape == other.shape[1:] for leaf, other in pairs):

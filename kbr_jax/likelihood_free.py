@@ -21,6 +21,7 @@ from jax import lax
 
 from ._checks import as_count
 from ._typing import Point, Points, PRNGKeyArray, with_numbers
+from ._warnings import warn
 
 __all__ = [
     "Simulations",
@@ -58,23 +59,35 @@ def simulate(
     **Returns:** `Simulations`. Cost: one call of the simulator for each sample, in one program.
 
     **Raises:** `ValueError` for a `num_samples` or `batch_size` below 1, and for functions in
-    NumPy.
+    NumPy. A function that does not use its key is named in a warning: what it draws with NumPy is
+    the same in all samples.
     """
     count = as_count(num_samples, "num_samples")
     batch = count if batch_size is None else as_count(batch_size, "batch_size")
     try:
         return _simulate(simulator, prior_sampler, count, key, batch)
-    except jax.errors.TracerArrayConversionError as error:
+    except (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError) as error:
         raise ValueError(
             "`simulator` and `prior_sampler` must be JAX functions. Of a program in NumPy, stack "
             "parameters and data of your own runs: `Simulations(parameters, data)`."
         ) from error
 
 
+def _warn_without_key(function: Callable, name: str, key: PRNGKeyArray, *rest: Point) -> None:
+    program = jax.make_jaxpr(function)(key, *rest).jaxpr
+    read = [*program.outvars, *(part for step in program.eqns for part in step.invars)]
+    if not any(part is program.invars[0] for part in read):
+        warn(f"`{name}` does not use its key: it draws nothing, or with NumPy the same each time.")
+
+
 @eqx.filter_jit
 def _simulate(
     simulator: Callable, prior_sampler: Callable, count: int, key: PRNGKeyArray, batch: int
 ) -> Simulations:
+    _warn_without_key(prior_sampler, "prior_sampler", key)
+    parameter = jax.eval_shape(prior_sampler, key)
+    _warn_without_key(simulator, "simulator", key, parameter)
+
     def one(own):
         for_prior, for_data = jax.random.split(own)
         parameter = prior_sampler(for_prior)

@@ -153,7 +153,8 @@ class ConditionalEmbeddingClassifier(ClassifierMixin, _Estimator):
         """Probabilities of the classes `[m, classes]`."""
         X = self._checked(X)
         numbers = jnp.arange(len(self.classes_), dtype=jnp.int32)
-        return _each(_probabilities, (self.model_, numbers), X)
+        shares = _each(_probabilities, (self.model_, numbers), X)
+        return shares / shares.sum(axis=1, keepdims=True)  # to the last digit of float64
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class of each row."""

@@ -728,3 +728,26 @@ def test_variables_of_two_precisions():
     first = kbr.mean(causal.intervene(causal.fit_outcome_bridge(x, x, z, y), x[:3]))
     mixed = causal.fit_outcome_bridge(narrow[0], x, narrow[1], y)
     np.testing.assert_allclose(kbr.mean(causal.intervene(mixed, x[:3])), first, atol=1e-3)
+
+
+def test_constant_outcomes_change_nothing():
+    rng = np.random.default_rng(3)
+    z = rng.normal(size=60)
+    w, a = (jnp.asarray(z + s * rng.normal(size=60)) for s in (0.5, 1.0))
+    y, z = jnp.asarray(np.sin(a) + z), jnp.asarray(z)
+    both = jnp.stack([y, jnp.full(60, 0.1)], axis=1)
+    alone, beside = (causal.fit_outcome_bridge(a, w, z, one) for one in (y, both))
+    curves = [kbr.mean(causal.intervene(m, jnp.asarray([-1.0, 0.5]))) for m in (alone, beside)]
+    close(curves[1][:, 0], curves[0])
+    alone, beside = (causal.fit_instrument(a, z, one) for one in (y, both))
+    close(beside.explained, alone.explained)
+
+
+def test_a_random_dose_needs_a_conditional_embedding():
+    a, y = jnp.asarray(RNG.normal(size=(2, 20)))
+    model = causal.fit_instrument(a, a, y)
+    with pytest.raises(ValueError, match="conditional embedding"):
+        causal.intervene(causal.fit_outcome_bridge(a, a, a, y), kbr.embed(None, a))
+    assert np.all(np.isfinite(causal.structural(model, [0, 1])))
+    joint = kbr.fit_conditional(None, None, (a, a), y, regularizer=0.1)
+    close(causal.intervene(joint, [0, 1]).weights, causal.intervene(joint, [0.0, 1.0]).weights)

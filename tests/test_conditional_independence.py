@@ -240,3 +240,13 @@ def test_parts_of_a_tuple_may_stand_in_any_order():
         )
     for name in ("statistic", "p_value", "explained", "bias"):
         np.testing.assert_allclose(getattr(first, name), getattr(second, name), rtol=1e-6)
+
+
+def test_lists_and_landmarks():
+    z, a, b = np.random.default_rng(0).normal(size=(3, 40))
+    options = {"key": jax.random.key(0), "num_draws": 50, "landmarks": 20}
+    found = [
+        kbr.hypotheses.conditional_independence_test(None, None, None, z + a, z + b, one, **options)
+        for one in (z, z.tolist())
+    ]
+    assert found[0].p_value == found[1].p_value

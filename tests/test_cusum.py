@@ -133,8 +133,10 @@ def test_the_likelihood_is_that_of_the_formulas():
         own.append(standardized(np.setdiff1d(np.arange(n), rows), states[rows], y[rows]))
     own[-1] = own[-1][-3:]
     own, other = np.concatenate(own), standardized(np.arange(n), alternatives, y)
-    c, c_other = own.T @ own / n, other.T @ other / n
+    c = own.T @ own / n
     c = c + 1e-3 * np.trace(c) / p * np.eye(p)
+    size = np.einsum("ip,pq,iq->i", other, np.linalg.inv(c), other) / p
+    c_other = (other * (5 / (4 + size))[:, None]).T @ other / n
     ratios, vectors = np.linalg.eig(np.linalg.solve(c, c_other))
     order = np.argsort(-ratios.real)[:2]
     ratios, vectors = ratios.real[order], vectors.real[:, order]

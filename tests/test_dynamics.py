@@ -767,3 +767,16 @@ def test_every_set_lies_in_the_domain_of_the_kernel():
     sets = kbr.dynamics.sample_sequence(np.array([[[1.0, 2.0]], [[-1.0, 2.0]]]))
     with pytest.raises(ValueError, match="negative"):
         kbr.dynamics.embedding_gram(kbr.kernels.HistogramIntersection(), sets)
+
+
+def test_mixtures_at_whole_numbers():
+    mixture = kbr.experimental.gaussian_mixture(
+        jnp.asarray([[0.0, 0.0], [1.0, 1.0]]), jnp.asarray([0.3, 0.4]), jnp.asarray([0.3, 0.7])
+    )
+    kernel, grid = 0.5 * kbr.Gaussian(0.7), jnp.asarray([[0, 1], [2, 2], [0, 0]])
+    sample = kbr.embed(kbr.Gaussian(1.7), jnp.asarray([[0.5, 0.2], [1.0, -1.0]]))
+    for read in (
+        lambda points: kbr.experimental.evaluate_mixture(kernel, mixture, points),
+        lambda points: kbr.experimental.smoothed_kl(mixture, sample, points),
+    ):
+        np.testing.assert_allclose(read(grid), read(grid.astype(float)))

@@ -12,8 +12,10 @@ import pytest
 from scipy import stats
 
 import kbr_jax as kbr
+from kbr_jax._numerics import squared_distances
 from kbr_jax._solves import resolvent
 from kbr_jax.hypotheses._two_sample import student
+from kbr_jax.sklearn import ConditionalEmbeddingClassifier
 
 N, M = 30, 8
 RNG = np.random.default_rng(0)
@@ -847,3 +849,59 @@ def test_times_are_seconds_since_1970():
     with pytest.raises(ValueError, match="`times` are dates: give numbers"):
         days = np.datetime64("2020-01-01") + np.arange(4)
         kbr.dynamics.fit_dynamics(KERNEL, sets, form="change", times=days)
+
+
+@pytest.mark.parametrize("offset", [1e4, 1e6])
+def test_copies_far_from_the_origin_are_at_distance_zero(offset):
+    base = np.random.default_rng(0).normal(size=(7, 50))
+    points = jnp.asarray((np.repeat(base, 5, axis=0) + offset).astype(np.float32))
+    rows = np.asarray(points, np.float64)
+    expected = ((rows[:, None] - rows[None]) ** 2).sum(-1)
+    assert np.all(np.asarray(squared_distances(points, points[:1]))[:5] == 0)
+    np.testing.assert_allclose(squared_distances(points, points), expected, rtol=1e-5, atol=1e-4)
+    chosen = kbr.features.kmeanspp_landmarks(None, points, rank=12, key=jax.random.key(1))
+    assert int(chosen.active.sum()) == 7
+
+
+@pytest.mark.parametrize("unit", [1e-30, 1e25])
+def test_kmeanspp_in_any_unit(unit):
+    points = jnp.asarray(unit * np.repeat(X64[:7], 3, axis=0), jnp.float32)
+    chosen = kbr.features.kmeanspp_landmarks(None, points, rank=12, key=jax.random.key(1))
+    assert int(chosen.active.sum()) == 7
+
+
+def test_digits_that_are_lost_are_named():
+    seconds = 1.7e9 + np.random.default_rng(0).normal(size=50)
+    with pytest.warns(UserWarning, match="`points` loses its digits in float32"):
+        kbr.embed(KERNEL, seconds)
+    kbr.embed(KERNEL, 1e3 + X64)
+
+
+@pytest.mark.parametrize("unit", [1e-10, 1e10])
+def test_stacked_forecasts_in_any_unit(unit):
+    sets = [X64[:10] + np.array([0.5 * t, 0.0]) for t in range(6)]
+    found = [
+        kbr.dynamics.stacked_forecast(
+            kbr.dynamics.fit_dynamics(
+                kbr.kernels.Linear(),
+                kbr.dynamics.sample_sequence([(scale * s).astype(np.float32) for s in sets]),
+            )
+        ).coefficients
+        for scale in (1.0, unit)
+    ]
+    np.testing.assert_allclose(found[1], found[0], atol=0.02)
+
+
+def test_probabilities_of_a_classifier_sum_to_one():
+    x, y = np.random.default_rng(0).normal(size=(2, 60, 3))
+    model = ConditionalEmbeddingClassifier(KERNEL, 1e-2).fit(x, np.argmax(y, axis=1))
+    shares = model.predict_proba(x)
+    assert np.all(shares <= 1) and np.allclose(shares.sum(axis=1), 1, atol=1e-12)
+
+
+def test_belief_propagation_with_numpy():
+    graph = kbr.propagation.pairwise_graph([[0, 1]], observed_nodes=[1])
+    model = kbr.propagation.fit_belief_propagation(
+        graph, KERNEL, points=[X64[:, 0], Y64[:, 0]], regularizer=EPSILON
+    )
+    single(model)

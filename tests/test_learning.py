@@ -9,7 +9,15 @@ from helpers import closeness
 import kbr_jax as kbr
 from kbr_jax.filtering import RivalFilter
 from kbr_jax.kernels import Warped
-from kbr_jax.learning import DiscriminantMap, Report, _candidates, _filter, _folds, _maps
+from kbr_jax.learning import (
+    DiscriminantMap,
+    Report,
+    _candidates,
+    _filter,
+    _folds,
+    _maps,
+    _pixels,
+)
 
 RNG = np.random.default_rng(0)
 
@@ -426,3 +434,28 @@ def test_blocks_of_the_map_grow_with_the_sample():
     for n in (4, 30, 72, 79, 80, 90, 500):
         block = _maps.block_of(n)
         assert block == min(20, n // 4) and _maps.in_blocks(n) % block == 0
+
+
+def test_colors_of_images_are_coordinates():
+    """Behind those of the entries: the embedding of the pixels, by NumPy."""
+    rng = np.random.default_rng(0)
+    states = np.linspace(0, 6, 120)
+    place = rng.integers(0, 10, size=(2, 120))
+    images = 0.3 * rng.uniform(size=(120, 12, 12, 3))
+    for image, state, row, column in zip(images, states, *place, strict=True):
+        image[row : row + 2, column : column + 2] = [0.9, 0.5 + 0.4 * np.sin(state), 0.1]
+    chosen = (kbr.Gaussian(0.5), 1e-3)
+    found = _pixels.fit_map(chosen, jnp.asarray(states), jnp.asarray(images))
+    one = np.pad(images[7], ((1, 1), (1, 1), (0, 0)), mode="edge")
+    means = sum(one[i : i + 12, j : j + 12] for i in range(3) for j in range(3)) / 9
+    gram = np.asarray(found.pixels.coordinates(jnp.asarray(means.reshape(-1, 3))))
+    expected = np.asarray(found.embedded(jnp.asarray(gram.mean(0))))
+    codes = np.asarray(_pixels.mapped(found, jnp.asarray(images)))
+    count = found.entries.matrix.shape[1]
+    close(codes[7, count:], expected)
+    close(codes[:, :count], jax.vmap(found.entries)(jnp.asarray(images)))
+
+
+def test_rows_have_no_pixels():
+    rows = jnp.asarray(np.random.default_rng(0).normal(size=(60, 30)))
+    assert isinstance(_pixels.fit_map((kbr.Gaussian(1.0), 1e-2), rows[:, 0], rows), DiscriminantMap)

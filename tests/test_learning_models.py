@@ -329,3 +329,25 @@ def test_features_of_few_steps_are_trained():
     )
     assert np.isfinite(course.history.validation).sum() >= 2
     assert course.step > 0 or jax.tree.all(jax.tree.map(np.array_equal, found, start))
+
+
+@pytest.mark.parametrize("prior", [0.0508, 0.0])
+def test_a_prior_narrower_than_the_spacing(prior, fast):
+    rng = np.random.default_rng(0)
+    x = np.linspace(-3, 3, 60)
+    y = x + 0.3 * rng.normal(size=60)
+    fixed = {"bandwidth_x": 0.3, "bandwidth_y": 0.3, "regularizer": 1e-3}
+    points = x[30] + prior + 0.001 * rng.normal(size=50)
+    _, report = kbr.learn_posterior(
+        x, y, prior=points, posterior_regularizer=1e-4, progress=False, **fixed
+    )
+    assert np.all(np.isfinite(list(report.errors.values())))
+
+
+def test_few_pairs_of_features_need_no_number():
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(60, 2)))
+    net = eqx.nn.MLP(2, 4, 4, 1, jnp.tanh, jnp.tanh, key=jax.random.key(1))
+    found, _ = kbr.learning.learn_features(
+        net, x, x[:, 0], num_steps=2, key=jax.random.key(2), progress=False
+    )
+    assert np.all(np.isfinite(found(x[0])))

@@ -392,3 +392,22 @@ def test_a_simulator_in_numpy_is_told_what_to_do():
             5,
             key=jax.random.key(0),
         )
+
+
+@pytest.mark.parametrize(
+    ("simulator", "sampler", "name"),
+    [
+        (lambda key, p: p + np.random.normal(), jax.random.normal, "simulator"),
+        (lambda key, p: p + jax.random.normal(key), lambda key: jnp.ones(()), "prior_sampler"),
+    ],
+)
+def test_a_function_without_its_key_is_named(simulator, sampler, name):
+    with pytest.warns(UserWarning, match=f"`{name}` does not use its key"):
+        kbr.likelihood_free.simulate(simulator, sampler, 3, key=jax.random.key(0))
+
+
+def test_values_that_decide_need_jax():
+    with pytest.raises(ValueError, match="must be JAX functions"):
+        kbr.likelihood_free.simulate(
+            lambda key, p: p if p > 0 else -p, jax.random.normal, 3, key=jax.random.key(0)
+        )

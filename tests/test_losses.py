@@ -477,6 +477,12 @@ def test_grid_search_finds_the_least_finite_loss():
     close(found.parameters["b"][0], 1.0)
 
 
+def test_a_list_of_numbers_is_a_row_of_a_grid():
+    grids = {"h": [0.5, 1.0, 2.0]}, {"h": jnp.asarray([0.5, 1.0, 2.0])}
+    found = [kbr.grid_search(lambda p: (p["h"] - 1.2) ** 2, grid) for grid in grids]
+    assert float(found[0].parameters["h"]) == float(found[1].parameters["h"]) == 1.0
+
+
 def test_segments_change_memory_only():
     filt, seen = tracker(), jnp.asarray(TEST_SEEN)
     whole = kbr.run_filter(filt, seen)

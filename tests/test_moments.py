@@ -443,3 +443,19 @@ def test_labels_beside_points_in_single_precision(labels):
     found, expected = (kbr.condition(m, query).weights for m in (by_iteration, exact))
     assert found.dtype == jnp.float32
     np.testing.assert_allclose(found, expected, atol=1e-3)
+
+
+def test_weights_of_other_points_are_refused():
+    x, y = jnp.asarray(np.random.default_rng(0).normal(size=(2, 20, 2)))
+    maps = kbr.moments.moment_maps(
+        kbr.Gaussian(1.0), kbr.Gaussian(1.0), kbr.Landmarks(x[:5]), kbr.Landmarks(y[:5])
+    )
+    model = kbr.moments.fit_conditional(kbr.moments.collect_moments(maps, x, y), regularizer=0.1)
+    belief = model.as_weights(model.marginal())
+    close(
+        kbr.moments.moment_weights(model, belief, x.tolist(), y),
+        kbr.moments.moment_weights(model, belief, x, y),
+    )
+    for first, second in ((x[:, :1], y), (x[:5], y[:1]), (x, y[:, :1])):
+        with pytest.raises(ValueError):
+            kbr.moments.moment_weights(model, belief, first, second)

@@ -266,3 +266,13 @@ def test_intervals_of_a_step_alone_are_seen(missing):
     low, high = axis.get_xlim()
     assert low < high
     pyplot.close(axis.figure)
+
+
+def test_times_and_levels_as_people_give_them():
+    dates = np.arange("2026-01-01", "2026-01-05", dtype="datetime64[D]")
+    axis = plotting.plot_intervals(beliefs(), times=dates, levels=0.975)
+    assert "97.5%" in [text.get_text() for text in axis.get_legend().get_texts()]
+    with pytest.raises(ValueError, match="ascending"):
+        plotting.plot_intervals(beliefs(), times=[0.0, 2.0, 1.0, 3.0])
+    with pytest.raises(ValueError, match="must be an Embedding"):
+        plotting.plot_intervals([beliefs()])

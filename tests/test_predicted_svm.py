@@ -220,3 +220,10 @@ def test_the_classifier_does_not_depend_on_the_origin(dtype, offset):
     ]
     near, far = (fit.coefficients for fit in fits)
     np.testing.assert_allclose(far, near, rtol=1e-8 if dtype == "float64" else 1e-3)
+
+
+def test_points_of_another_kind_are_refused():
+    svm = fit(kernel=kbr.Gaussian(0.7))
+    for x in (X[:3, :1], np.concatenate([X[:3], X[:3]], axis=1)):
+        with pytest.raises(ValueError, match="`x`"):
+            kbr.dynamics.classify(svm, x)

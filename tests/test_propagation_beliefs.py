@@ -411,7 +411,6 @@ def test_kernels_of_none_are_the_defaults_of_each_type():
     close(read([chosen[0], None, None]), read(chosen), 1e-12)
 
 
-
 KEY = jax.random.key(0)
 
 

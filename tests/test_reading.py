@@ -374,3 +374,9 @@ def test_margins_of_forecasts_with_atoms_of_their_own():
     assert own.points.shape == (40, 40)
     found, expected = (conformal_margin(held, y, 0.9) for held in (own, common))
     np.testing.assert_allclose(found, expected, atol=1e-12)
+
+
+def test_whole_numbers_as_events_of_real_forecasts():
+    forecast = kbr.embed(kbr.Gaussian(1.0), jnp.asarray(np.random.default_rng(0).normal(size=20)))
+    for read in (kbr.embedding.energy_score, kbr.embedding.log_score, kbr.density):
+        np.testing.assert_allclose(read(forecast, 1), read(forecast, 1.0))

@@ -815,3 +815,9 @@ def test_a_linear_kernel_knows_no_mass():
     plain = kbr.Clipping(False, 0.0, False)
     posterior = kbr.bayes_rule(model, prior, 0.5, regularizer=1e-4, clipping=plain)
     assert bool(jnp.all(jnp.isfinite(posterior.weights)))
+
+
+def test_rounding_that_clipping_leaves_is_nothing():
+    weights = jnp.asarray([[-0.6, -0.4, 1e-18], [-0.6, -0.4, 0.1]])
+    found = kbr.rules.clip_and_normalize(weights, kbr.Clipping())
+    np.testing.assert_allclose(found, [[1 / 3, 1 / 3, 1 / 3], [0, 0, 1]])

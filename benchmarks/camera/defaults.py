@@ -44,6 +44,7 @@ def estimates(filt: kbr.filtering.AbstractFilter, frames: np.ndarray) -> np.ndar
 
 def repetition(half: str, time: str, variance: float, seed: int) -> dict[str, float | str]:
     data = camera.load("camera_lookalike", variance, seed, np.float64)
+    data = data._replace(frames=data.frames.reshape(-1, 20, 20, 3))
     training, (truth, tests) = sides(data, half, time)
     filt, report = kbr.learn_filter(
         *map(jnp.asarray, training), decode=kbr.decode_rotation, progress=False

@@ -97,7 +97,8 @@ def intervene(
     1
     """
     if isinstance(model, AbstractCausalModel):
-        treatment = as_real(treatment, model.doses)
+        if isinstance(treatment, Embedding):
+            raise ValueError("A random `treatment` needs a conditional embedding as `model`.")
         doses, single = as_batch(treatment, "treatment", model.doses, "training doses")
         weights = model.weights(doses, adjust)
         return Embedding(model.kernel_y, model.y, weights[0] if single else weights)
@@ -111,7 +112,6 @@ def intervene(
         check_alike(treatment.points, "treatment.points", doses, "training doses")
         mixing, treatment = treatment.weights, as_real(treatment.points, doses)
     else:
-        treatment = as_real(treatment, doses)
         treatment, single = as_batch(treatment, "treatment", doses, "training doses")
     coordinates = product_coordinates(
         model.features_x, treatment, like(adjust.points, others), adjust.weights

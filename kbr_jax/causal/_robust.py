@@ -4,7 +4,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from .._checks import as_batch, as_count, as_fraction, as_real, is_float
+from .._checks import as_batch, as_count, as_fraction, is_float
 from .._numerics import matmul
 from .._typing import Array, ArrayLike, Float, Points, PRNGKeyArray, with_numbers
 from ..embedding import Embedding
@@ -132,7 +132,6 @@ def confidence_band(
         raise ValueError("`model` must be an `OutcomeBridge` or a `DoublyRobust`.")
     if not hasattr(model.y, "dtype") or not is_float(model.y) or model.y.ndim != 1:
         raise ValueError("Bands are for real outcomes of shape [n]: take one column of y.")
-    doses = as_real(doses, model.doses)
     doses, single = as_batch(doses, "doses", model.doses, "training doses")
     if single:
         raise ValueError("`doses` must be a batch [b, ...] of doses.")

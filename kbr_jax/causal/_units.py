@@ -124,6 +124,13 @@ def outcome_targets(
     """What a regression of y predicts: real y in units of their spread, or features of labels."""
     if not hasattr(y, "dtype") or not is_float(y):
         return feature_map(kernel, y, rank, mask).matrix
-    rows = y.reshape(y.shape[0], -1)
-    spread = jnp.std(rows, axis=0, where=None if mask is None else mask[:, None])
-    return rows / jnp.where(spread > 0, spread, 1)
+    return in_units(y.reshape(y.shape[0], -1), mask)
+
+
+def in_units(rows: Float[Array, "n t"], mask: Bool[Array, " n"] | None) -> Float[Array, "n t"]:
+    """Columns in units of their standard deviations; constants as they are."""
+    known = jnp.ones(len(rows), bool) if mask is None else mask
+    spread = jnp.std(rows, axis=0, where=known[:, None])
+    # That of a constant may be rounding.
+    varies = jnp.any(known[:, None] & (rows != rows[jnp.argmax(known)]), axis=0)
+    return rows / jnp.where(varies & (spread > 0), spread, 1)

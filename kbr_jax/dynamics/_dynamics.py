@@ -164,7 +164,7 @@ def _intervals(times: ArrayLike | None, count: int, form: str) -> Float[Array, "
     found: Any = times
     if all(map(is_concrete, jax.tree.leaves(times))):
         found = np.asarray(times)
-        if found.dtype.kind in "Mm":
+        if found.dtype.kind in "MmO":
             raise ValueError(
                 "`times` are dates: give numbers, such as `(times - times[0]) / "
                 "np.timedelta64(1, 'D')`."

@@ -22,6 +22,7 @@ from .._checks import (
     as_points,
     as_positive,
     as_weights,
+    check_alike,
     check_finite,
     check_same_size,
     is_concrete,
@@ -258,7 +259,11 @@ def decision_values(svm: PredictedSVM, x: Points) -> Float[Array, "n c"]:
 
     One column for two classes, positive for the second. Cost O(n r (d + c)).
     """
-    coordinates = _codes(svm.features, as_points(x, "x")).astype(svm.coefficients.dtype)
+    x = as_points(x, "x")
+    if svm.features is not None:
+        check_alike(x, "x", svm.features.points, "the training points")
+        svm.features.kernel.check(x, "x")
+    coordinates = _codes(svm.features, x).astype(svm.coefficients.dtype)
     if coordinates.shape[1] != svm.coefficients.shape[1]:
         raise ValueError(
             f"`x` has {coordinates.shape[1]} features, the classifier {svm.coefficients.shape[1]}; "

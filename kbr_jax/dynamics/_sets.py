@@ -224,6 +224,7 @@ def sampling_noise(
     **Returns:** `[T]`. Cost O(T n^2 d), or O(T n d) with the norms.
     """
     kernel = as_kernel(kernel)
+    kernel.check(jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), sets.points), "sets")
     weights = sets.weights
     if squared_norms is None:
         index = jnp.arange(weights.shape[0])

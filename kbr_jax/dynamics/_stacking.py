@@ -203,6 +203,8 @@ def _line(
 
 def _on_simplex(quadratic: Float[Array, "c c"]) -> Float[Array, " c"]:
     """Argmin of w' Q w on the simplex, by accelerated projected gradient descent."""
+    # In a unit of its own: squares of its entries may leave the range of float32.
+    quadratic = safe_divide(quadratic, jnp.max(jnp.abs(quadratic)))
     rate = 1 / jnp.linalg.norm(quadratic)
 
     def step(_, carry):

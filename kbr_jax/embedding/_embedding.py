@@ -12,6 +12,7 @@ from .._checks import (
     as_arrays,
     as_batch,
     as_points,
+    as_real,
     as_weights,
     check_alike,
     check_finite,
@@ -114,7 +115,7 @@ def one_each(embedding: Embedding, points: Point | Points) -> Points:
     count = 1 if embedding.weights.ndim == 1 else len(embedding.weights)
     if embedding.weights.ndim == 1:
         points = jax.tree.map(lambda leaf: leaf[None], as_arrays(points, "points"))
-    points = as_points(points, "points")
+    points = as_real(as_points(points, "points"), embedding.points)
     check_alike(points, "points", embedding.points, "embedding.points")
     if size(points) != count:
         raise ValueError(

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._checks import as_points, as_weights, check_alike
+from .._checks import as_points, as_real, as_weights, check_alike
 from .._lapack import cholesky, triangular_solve
 from .._numerics import exp, matmul, safe_sqrt, squared_distances
 from .._typing import Array, ArrayLike, Float, Points
@@ -165,7 +165,7 @@ def evaluate_mixture(
 
     **Raises:** `ValueError` as `inner_mixtures`, and for points of another dimension.
     """
-    points = as_points(points, "points")
+    points = as_real(as_points(points, "points"), mixture.means)
     if points.shape[1:] != mixture.means.shape[-1:]:
         raise ValueError(
             f"`points` must be [n, {mixture.means.shape[-1]}] for this mixture, got "
@@ -210,7 +210,7 @@ def smoothed_kl(mixture: GaussianMixture, embedding: Embedding, grid: Points) ->
     **Raises:** `ValueError` as `inner_mixtures`, for batches, and for a grid or a mixture of
     another dimension.
     """
-    grid = as_points(grid, "grid")
+    grid = as_real(as_points(grid, "grid"), embedding.points)
     check_alike(grid, "grid", embedding.points, "embedding.points")
     check_unbatched(embedding, "embedding")
     if mixture.means.ndim != 2 or mixture.means.shape[1:] != grid.shape[1:]:

@@ -72,10 +72,14 @@ def kmeanspp_landmarks(
 def _seed(kernel: AbstractKernel | None, x: Points, rank: int, key: PRNGKeyArray):
     kernel = lax.stop_gradient(kernel)
 
+    # In units of the largest number: squares of others may leave the range of float32.
+    largest = jnp.max(jnp.abs(flat(x))) if kernel is None else jnp.ones(())
+    unit = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1)
+
     def distances(index):
         center = take(x, index[None])
         if kernel is None:
-            return squared_distances(flat(x), flat(center))[:, 0]
+            return squared_distances(flat(x), flat(center), unit)[:, 0]
         norms = kernel.diagonal(x) + kernel.diagonal(center)
         squares = norms - 2 * kernel.gram(x, center)[:, 0]
         return jnp.where(

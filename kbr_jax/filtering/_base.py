@@ -365,8 +365,8 @@ def predict(filt: AbstractFilter, output: Any, steps: int = 1, *, controls: Any 
     """Predict the state `steps` transitions after a belief: that many steps without observations.
 
     **Arguments:** `output` of a step, of a run or batch with leading axes, or a list of runs;
-    `steps` >= 1 (static); `controls` `[steps, ...]`, the first at the time of the belief, or a list
-    of them for a list of runs.
+    `steps` >= 1 (static); `controls` `[steps, ...]`, the first at the time of the belief and the
+    same for all beliefs of a run, or a list of them for a list of runs.
 
     **Returns:** the `FilterOutput` of the last of these steps, a list for a list. `belief` and
     `state_mean` read it.

@@ -56,7 +56,8 @@ def smooth(
     - `lag`: None for the whole sequence. For L >= 1 (static), the belief at t uses the observations
       up to t + L.
     - `clipping`: of D; by default `Clipping()`.
-    - `positive`: clip g at 0, as a ratio of densities should be.
+    - `positive`: clip g at 0, as a ratio of densities should be. Moments do not know g at single
+      points: there the mean of g given each state is clipped.
     - `normalize`: divide the smoothed weights by their sum at every step. Not for the 2009 filter
       of the estimator `"song2009"`, whose weights sum to 0.
 

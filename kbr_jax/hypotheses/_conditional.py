@@ -122,7 +122,7 @@ def conditional_independence_test(
     n = size(samples[0])
     if n < 4:
         raise ValueError("A conditional independence test needs at least 4 triples.")
-    rank = min(n, _RANK) if landmarks is None else as_count(landmarks, "landmarks", z, "z")
+    rank = min(n, _RANK) if landmarks is None else as_count(landmarks, "landmarks", samples[2], "z")
     if rank < 2:
         raise ValueError("`landmarks` must be at least 2: a bandwidth needs a distance.")
     draws = as_count(num_draws, "num_draws")

@@ -76,7 +76,7 @@ def learn_features(
     *,
     num_steps: int,
     key: PRNGKeyArray,
-    num_pairs: int = 256,
+    num_pairs: int | None = None,
     optimizer: optax.GradientTransformation | None = None,
     checkpoint: str | os.PathLike | None = None,
     progress: bool = True,
@@ -96,8 +96,8 @@ def learn_features(
       `equinox.nn.MLP`, has parameters to train. Let it end in a bounded function or a
       normalization.
     - `x`, `y`: pairs `[n, ...]`, in the order of time where they have one.
-    - `num_steps`, `key`; `num_pairs` of a step; `optimizer`, by default AdamW of rate 1e-3 with a
-      cosine schedule.
+    - `num_steps`, `key`; `num_pairs` of a step, by default 256, or all where there are fewer;
+      `optimizer`, by default AdamW of rate 1e-3 with a cosine schedule.
     - `checkpoint`: a file from which the same call goes on, see `tune`.
     - `progress`: a bar, where tqdm is installed.
 
@@ -127,7 +127,7 @@ def learn_features(
     stretch = np.arange(n) * STRETCHES // n
     held = stretch % HELD_OUT == HELD_OUT // 2
     known = take((x, y), np.flatnonzero(~held))
-    pairs = as_count(num_pairs, "num_pairs")
+    pairs = min(256, size(known[0])) if num_pairs is None else as_count(num_pairs, "num_pairs")
     if not 4 <= pairs <= size(known[0]):
         raise ValueError(f"`num_pairs` must be between 4 and {size(known[0])}, got {pairs}.")
     kernel_y = default_kernel(y)

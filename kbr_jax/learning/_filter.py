@@ -24,7 +24,8 @@ from ..kernels import (
 from ..tuning._progress import Progress, progress_bar
 from ._candidates import MAPPED, Setting, beliefs, gap, judge, judged, recovering
 from ._folds import Fold, make_folds, spread
-from ._maps import CHOOSING, DiscriminantMap, choose_regression, fit_discriminant_map, leading
+from ._maps import CHOOSING, DiscriminantMap, choose_regression, leading
+from ._pixels import ImageMap, fit_map
 from ._report import MEMORYLESS, Report, calibrated, compared, errors_of, regressions
 from ._search import descend, search, warn_of_constants
 
@@ -120,6 +121,8 @@ def learn_filter(
 
     1. Observations are mapped to at most 100 coordinates in units of their noise
        (`DiscriminantMap`), fitted to what each fold learns from. The kernel sees the first 20.
+       Images have more coordinates: of the mean embedding of their pixels. A test of the belief
+       sees them too.
        States are scaled by their standard deviation.
     2. Bandwidths, regularizers, truncation and the estimator are searched. Bandwidths and
        regularizers are then tuned by Adam. The error of a candidate is the mean distance of its
@@ -137,8 +140,8 @@ def learn_filter(
     **Arguments:**
 
     - `states` `[T, ...]`, real; `observations` `[T, ...]`, real numbers or counts (integers), whose
-      square roots are then used. Or lists of trajectories of any lengths, which are held out whole
-      where there are at least five.
+      square roots are then used. `[T, h, w]` and `[T, h, w, c]` are images. Or lists of
+      trajectories of any lengths, which are held out whole where there are at least five.
     - `kernel_states`, `kernel_observations`: fixed kernels. The kernel of observations is then on
       observations as they are.
     - `estimator`: "pairs" or "importance"; both are tried by default.
@@ -194,8 +197,9 @@ def learn_filter(
         setting, runs = recovering(setting, folds, values)
     views = None
     if chosen is not None:
-        mapped = fit_discriminant_map(chosen, *take(triple[:2], spread(total, MAPPED)))
-        views = DiscriminantMap(mapped.center, leading(mapped.matrix), mapped.counts), mapped
+        found = fit_map(chosen, *take(triple[:2], spread(total, MAPPED)))
+        entries = found.entries if isinstance(found, ImageMap) else found
+        views = DiscriminantMap(entries.center, leading(entries.matrix), entries.counts), found
     report = _report(setting, folds, values, runs, rivals)
     return _fit(setting, values, triple, views), report
 

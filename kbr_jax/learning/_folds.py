@@ -1,5 +1,6 @@
 """Held-out stretches of training sequences, as arrays of one shape."""
 
+import functools
 import itertools
 from typing import Any
 
@@ -16,12 +17,12 @@ from ..rules import AbstractConditional
 from ._maps import (
     BLOCK,
     Regression,
-    fit_discriminant_map,
     in_blocks,
     leading,
     predicted,
     regression,
 )
+from ._pixels import fit_map, mapped
 
 #: Folds, steps of a stretch, steps of all stretches together, and pairs that are learned from while
 #: choosing: 2 000 pairs then take minutes on two cores.
@@ -38,7 +39,7 @@ class Fold(eqx.Module):
     - `truth`, `queries`: states and coordinates of the observations of w stretches of l steps.
     - `redrawn`: the same observations with noise of another time at a similar state.
     - `wrong`: for each stretch a far state whose observation is most like its first.
-    - `mapped`: whether coordinates are those of a `DiscriminantMap`.
+    - `mapped`: whether coordinates are those of `fit_map`.
     """
 
     states: Points
@@ -113,8 +114,8 @@ def distances(first: Any, second: Any) -> np.ndarray:
 def make_folds(states: Any, observations: Any, chosen: Regression | None) -> Fold:
     """The folds, stacked along a leading axis.
 
-    `chosen` is the kernel and the ridge of the regression that `fit_discriminant_map` takes, or
-    None to leave the observations as they are.
+    `chosen` is the kernel and the ridge of the regression that `fit_map` takes, or None to leave
+    the observations as they are.
     """
     splits = split(states, observations)
     triples = [transitions([s for s, _ in learn], [o for _, o in learn]) for learn, _ in splits]
@@ -149,9 +150,11 @@ def _fold(
     if chosen is None:
         codes, redrawn = observations, queries
     else:
-        mapped = fit_discriminant_map(chosen, states, observations)
-        seen = [jax.vmap(mapped)(one) for one in seen]
-        codes, queries = jax.vmap(mapped)(observations), jax.vmap(jax.vmap(mapped))(queries)
+        coordinates = functools.partial(mapped, fit_map(chosen, states, observations))
+        seen = [coordinates(one) for one in seen]
+        codes = coordinates(observations)
+        flat = coordinates(queries.reshape(-1, *queries.shape[2:]))
+        queries = flat.reshape(*queries.shape[:2], -1)
         redrawn = _with_other_noise(regression(chosen, states, codes), truth, queries)
     history = query_history = None
     if chosen is None:
@@ -167,8 +170,7 @@ def _fold(
     far = apart >= np.median(apart, axis=1, keepdims=True)
     wrong = states[np.argmin(np.where(far, unlike, np.inf), axis=1)]
     runs = truth, queries, redrawn, wrong
-    mapped = chosen is not None
-    return Fold(states, codes, successors, *runs, history, query_history, mapped)
+    return Fold(states, codes, successors, *runs, history, query_history, chosen is not None)
 
 
 def _with_other_noise(model: AbstractConditional, truth: Points, seen: Array) -> Array:

@@ -80,10 +80,10 @@ def learn_forecast(
     mean moves, and the forecast is too wide by that. Here three conditional embeddings are learned
     by `learn_conditional`: of y, of the size of its residuals, and of the standardized residuals.
     The forecast moves and stretches the residuals (heteroscedastic location and scale, as Akritas
-    and Van Keilegom 2001), and their weights still change with x. Its mean is that of the first
-    model. The plain form is kept where its held-out energy score is better, and where y repeats its
-    values. Held-out forecasts are those that `Forecast` gives: where no other pair is near, the
-    marginal of y.
+    and Van Keilegom 2001), and their weights still change with x. Near the data its mean is
+    that of the first model. The plain form is kept where its held-out energy score is better, and
+    where y repeats its values. Held-out forecasts are those that `Forecast` gives: where no other
+    pair is near, the marginal of y.
 
     **Arguments:**
 

@@ -9,6 +9,7 @@ import numpy as np
 from .._checks import as_points, check_finite, check_same_size, is_real, size, take
 from .._typing import Array, Float, Points
 from ..causal import InstrumentalRegression, fit_instrument
+from ..causal._units import in_units
 from ..kernels import AbstractKernel, Gaussian, default_kernel
 from ..tuning._progress import progress_bar
 from ._folds import spread
@@ -62,8 +63,7 @@ def _errors(setting: _Setting, data: tuple, scales: dict[str, Array]) -> Float[A
     x, z, y, covariates = data
     model = fit_instrument(x, z, y, covariates=covariates, kernels=setting.at(scales), rank=RANK)
     fit, rows = model.fit, model.features.matrix
-    y = y.reshape(y.shape[0], -1).astype(rows.dtype)
-    y = y / jnp.maximum(jnp.std(y, axis=0), jnp.finfo(y.dtype).tiny)
+    y = in_units(y.reshape(y.shape[0], -1).astype(rows.dtype), None)
     left = 1 - fit.share - jnp.sum((rows - fit.center) * fit.slope.T, axis=1)
     rest = y - fit.predict(rows, y)
     return jnp.sum(rest**2, axis=1) / jnp.maximum(left, jnp.finfo(left.dtype).eps ** 0.5) ** 2

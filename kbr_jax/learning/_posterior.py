@@ -21,7 +21,15 @@ from .._checks import (
 from .._numerics import matmul
 from .._typing import Array, Float, Point, Points, with_numbers
 from ..embedding import Embedding, normalized
-from ..kernels import AbstractKernel, Gaussian, KernelLike, default_kernel, gram, kernel_for
+from ..kernels import (
+    AbstractKernel,
+    Gaussian,
+    KernelLike,
+    coordinate_scale,
+    default_kernel,
+    gram,
+    kernel_for,
+)
 from ..rules import ConditionalEmbedding, bayes_rule, fit_conditional
 from ..rules._model import single_prior_weights
 from ..tuning._calibration import LEVELS
@@ -96,7 +104,9 @@ class _Setting(eqx.Module):
         return LearnedPosterior(model, prior, values["posterior_regularizer"], self.estimator)
 
     def _scaled(self, index: int, kernel: Any, values: dict, name: str) -> AbstractKernel:
-        return Gaussian(values[name] * kernel.bandwidth) if self.scaled[index] else kernel
+        if not self.scaled[index]:
+            return kernel
+        return Gaussian(values[name].astype(kernel.bandwidth.dtype) * kernel.bandwidth)
 
 
 class _Data(eqx.Module):
@@ -230,8 +240,14 @@ def _as_prior(prior: Any, kernel: AbstractKernel, x: Points) -> Embedding:
 
 def _shares(prior: Embedding, x: Points) -> Float[Array, " n"]:
     """The prior as weights of the training pairs that are clipped and sum to 1."""
-    # A kernel as wide as the training x would make a narrow prior wide.
+    # A kernel as wide as the training x would make a narrow prior wide; one that is narrower than
+    # their spacing would not reach them.
     kernel = default_kernel(prior.points)
+    if isinstance(kernel, Gaussian):
+        units = coordinate_scale(x)
+        unlike = distances(x / units, x / units)
+        spacing = np.median(np.sort(unlike, axis=1)[:, 1]).astype(units.dtype)
+        kernel = Gaussian(jnp.maximum(kernel.bandwidth, spacing * units))
     model = fit_conditional(kernel, kernel, x, x, regularizer=1e-3)
     weights = jnp.maximum(single_prior_weights(model, prior), 0)
     return weights / jnp.sum(weights)
@@ -252,8 +268,10 @@ def _report(setting: _Setting, data: _Data, values: dict) -> Report:
     n = size(data.x)
     weights = np.asarray(_held_out(setting, data, values))
     matrix, shares = np.asarray(data.matrix), np.asarray(data.shares)
-    outside = np.where(np.eye(n, dtype=bool), 0, shares)
-    alone = outside / outside.sum(1, keepdims=True)
+    alone = np.where(np.eye(n, dtype=bool), 0, shares)
+    # A pair that holds all of the prior leaves nothing to the others.
+    alone = np.where(alone.sum(1, keepdims=True) > 0, alone, 1)
+    alone = alone / alone.sum(1, keepdims=True)
     scores = {"posterior": energy_scores(matrix, weights)}
     if is_real(data.y):
         unlike = distances(data.y, data.y)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import equinox as eqx
 import jax.numpy as jnp
 
-from .._checks import as_regularizer
+from .._checks import as_points, as_regularizer, check_alike, check_same_size, like
 from .._numerics import matmul, safe_divide
 from .._solves import PSDFactor, psd_factor, psd_solve, symmetric_resolvent
 from .._trees import same
@@ -251,8 +251,14 @@ def moment_weights(
     $\beta_i = (b(x_i)^\top c)(\tilde\psi(y_i)^\top u)$.
 
     **Arguments:** `x`, `y` `[m, ...]`. **Returns:** `[..., m]`. Cost O(m (K d + q d + K + q)).
+    **Raises:** `ValueError` for samples of different sizes or of other kinds than the landmarks.
     """
     maps = model.maps
+    x, y = like(as_points(x, "x"), maps.x.points), like(as_points(y, "y"), maps.y.points)
+    check_same_size(x, "x", y, "y")
+    for points, name, features in ((x, "x", maps.x), (y, "y", maps.y)):
+        check_alike(points, name, features.points, f"landmarks_{name}")
+        features.kernel.check(points, name)
     basis, psi = maps.basis(maps.x.coordinates(x), x), maps.y.coordinates(y)
     psi = jnp.concatenate([psi, jnp.ones_like(psi[:, :1])], axis=1)
     return matmul(belief.prior, basis.T) * matmul(belief.update, psi.T)

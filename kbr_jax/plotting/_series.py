@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from .._typing import ArrayLike, PointFunction, Points
-from ..embedding import Embedding, credible_interval, evaluate, quantile
+from ..embedding import Embedding, check_embedding, credible_interval, evaluate, quantile
 from ._axes import BLUE, ORANGE, SHADES, as_grid, axes, casing, numbers, periodic_line
 
 
@@ -91,7 +91,7 @@ def plot_intervals(
     *,
     times: ArrayLike | None = None,
     truth: ArrayLike | None = None,
-    levels: Sequence[float] = (0.5, 0.9),
+    levels: float | Sequence[float] = (0.5, 0.9),
     function: PointFunction | None = None,
     axis: Any = None,
 ) -> Any:
@@ -109,6 +109,7 @@ def plot_intervals(
     numbers; as `credible_interval`; `ImportError` without matplotlib.
     """
     axis = axes(axis)
+    check_embedding(beliefs, "beliefs")
     if beliefs.weights.ndim != 2:
         raise ValueError(f"`beliefs` has weights of shape {beliefs.weights.shape}, not [T, n].")
     count = beliefs.weights.shape[0]
@@ -117,13 +118,16 @@ def plot_intervals(
     if median.size != count:
         raise ValueError("Intervals need one number for each point: give a `function`.")
     x = np.arange(count) if times is None else numbers(times, count, "times")
+    if x.dtype.kind in "biufM" and np.any(x[1:] < x[:-1]):
+        raise ValueError("`times` must be in ascending order.")
     # A band needs two steps: one between missing ones gets a bar.
     middle = median.reshape(-1)
     known = np.pad(np.isfinite(middle), 1)
     alone = known[1:-1] & ~known[:-2] & ~known[2:]
-    for level in sorted(levels, reverse=True):
+    shares = sorted(np.atleast_1d(levels).tolist(), reverse=True)
+    for level in shares:
         low, high = (np.asarray(e).reshape(-1) for e in credible_interval(beliefs, level, *more))
-        axis.fill_between(x, low, high, color=BLUE, alpha=0.25, lw=0, label=f"{level:.0%}")
+        axis.fill_between(x, low, high, color=BLUE, alpha=0.25, lw=0, label=f"{100 * level:g}%")
         if alone.any():
             axis.vlines(x[alone], low[alone], high[alone], color=BLUE, alpha=0.25, lw=6)
     axis.plot(x, middle, color=BLUE, lw=1.5, label="median")
@@ -135,8 +139,7 @@ def plot_intervals(
     legend = axis.legend(frameon=False)
     # Bands lie on each other; in the legend each has the color that it has in the picture.
     bands = [handle for handle in legend.legend_handles if hasattr(handle, "set_facecolor")]
-    for depth, handle in enumerate(bands[: len(levels)]):
+    for depth, handle in enumerate(bands[: len(shares)]):
         handle.set_alpha(1 - 0.75 ** (depth + 1))
-    aside = 0.5 if count == 1 else 0.0
-    axis.set(xlabel="time", xlim=(x[0] - aside, x[-1] + aside))
+    axis.set(xlabel="time", xlim=(x[0] - 0.5, x[0] + 0.5) if count == 1 else (x[0], x[-1]))
     return axis

@@ -270,6 +270,7 @@ def _as_pairs(graph: PairwiseGraph, kernels: tuple, pairs: Any, points: Any) -> 
     checked: dict[int, tuple[Points, Points]] = {}
     arrays = [a for a in jax.tree.leaves((points, pairs)) if isinstance(a, np.ndarray | jax.Array)]
     precision = precision_of(*arrays)  # one for all nodes: messages go between them
+    precision = None if precision is None else jax.dtypes.canonicalize_dtype(precision)
 
     def check(sample: Points, name: str, kind: int) -> Points:
         # The same array stays the same array: messages are kept once at what several edge types
@@ -278,7 +279,7 @@ def _as_pairs(graph: PairwiseGraph, kernels: tuple, pairs: Any, points: Any) -> 
             # The sample too, else its id may become another's.
             found = check_finite(as_points(sample, name), name)
             if precision is not None:
-                found = in_precision(found, jnp.result_type(precision))
+                found = in_precision(found, precision)
             checked[id(sample)] = sample, found
         found = checked[id(sample)][1]
         if kernels[kind] is not None:

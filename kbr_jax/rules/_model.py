@@ -104,12 +104,12 @@ def clip_and_normalize(
 def clipped(
     weights: Float[Array, "*batch n"], truncation: ArrayLike, uniform: ArrayLike
 ) -> Float[Array, "*batch n"]:
-    """Weights clipped at zero and truncated, or `uniform` where that leaves nothing."""
-    weights = jnp.maximum(weights, 0)
-    threshold = jnp.asarray(truncation).astype(weights.dtype)
-    threshold = threshold * jnp.max(weights, axis=-1, keepdims=True)
-    weights = jnp.where(weights < threshold, 0, weights)
-    return jnp.where(jnp.sum(weights, axis=-1, keepdims=True) <= 0, uniform, weights)
+    """Weights clipped and truncated, or `uniform` where that leaves nothing but rounding."""
+    eps = float(jnp.finfo(weights.dtype).eps) * weights.shape[-1] ** 0.5
+    least = eps * jnp.max(jnp.abs(weights), axis=-1, keepdims=True)
+    most = jnp.max(weights, axis=-1, keepdims=True)
+    share = jnp.asarray(truncation).astype(weights.dtype)
+    return jnp.where(most <= least, uniform, jnp.where(weights < share * most, 0, weights).clip(0))
 
 
 class AbstractEmission(eqx.Module):

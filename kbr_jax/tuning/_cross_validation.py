@@ -75,13 +75,18 @@ class GridSearchResult(eqx.Module):
     __repr__ = with_numbers
 
 
+def _is_row(tree: Any) -> bool:
+    """A list of numbers, which is no list of parameters."""
+    return isinstance(tree, list) and all(isinstance(one, (int, float)) for one in tree)
+
+
 def grid_search(loss: Callable[[Any], Any], grid: Any, *, batch_size: int = 1) -> GridSearchResult:
     """The loss at every combination of candidate values, in one compiled program.
 
     **Arguments:**
 
     - `loss(parameters)`, a scalar, bound to its data as for `tune`; `grid`: the tree of
-      `parameters` with a vector of candidates at each leaf.
+      `parameters` with a vector, or a list of numbers, of candidates at each leaf.
     - `batch_size`: combinations evaluated side by side (static): as many as memory allows on an
       accelerator, 1 on a CPU.
 
@@ -91,7 +96,7 @@ def grid_search(loss: Callable[[Any], Any], grid: Any, *, batch_size: int = 1) -
     **Raises:** `ValueError` for a grid whose leaves are not vectors, or a loss that is not finite
     anywhere.
     """
-    leaves, treedef = jax.tree.flatten(jax.tree.map(jnp.asarray, grid))
+    leaves, treedef = jax.tree.flatten(jax.tree.map(jnp.asarray, grid, is_leaf=_is_row))
     if not leaves or any(leaf.ndim != 1 or leaf.shape[0] == 0 for leaf in leaves):
         raise ValueError("`grid` must hold a vector [c] of candidate values for each parameter.")
     shape = tuple(leaf.shape[0] for leaf in leaves)
