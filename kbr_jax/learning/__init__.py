@@ -6,12 +6,14 @@ from ._filter import learn_filter
 from ._forecast import Forecast, learn_forecast
 from ._instrument import learn_instrument
 from ._maps import DiscriminantMap
+from ._pixels import ImageMap
 from ._posterior import LearnedPosterior, learn_posterior
 from ._report import Report
 
 __all__ = [
     "DiscriminantMap",
     "Forecast",
+    "ImageMap",
     "LearnedPosterior",
     "Report",
     "learn_conditional",

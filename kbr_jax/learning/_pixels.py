@@ -36,7 +36,11 @@ class ImageMap(eqx.Module):
     Each pixel is a point in the space of colors, the mean of 3 x 3 neighbors. The embedding
     $\frac1m \sum_i \phi(c_i)$ says which colors an image holds, wherever they are: a small object
     moves through an image, and hardly shows in a linear map of its entries. Both have a
-    `DiscriminantMap`.
+    `DiscriminantMap`. `learn_filter` makes it of images.
+
+    - `entries`, `embedded`: these maps. `pixels`: features of colors.
+    - A call gives the coordinates `[r]` of an image `[h, w]` or `[h, w, c]`. Cost O(m p c) for
+      m pixels, at most 1024 of them, and p landmarks.
     """
 
     entries: DiscriminantMap
