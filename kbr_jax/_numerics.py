@@ -192,7 +192,8 @@ def _centered(
 ) -> tuple[Float[Array, "n d"], Float[Array, "m d"]]:
     # Without what is not finite: it stays in its own row. From one of the points on: XLA may
     # compute the center of x and that of y differently, and far from 0 their rounding is seen.
-    first = lax.stop_gradient(jnp.where(jnp.isfinite(x[0]), x[0], 0))
+    first = jnp.sum(x[:1], axis=0)  # x may be empty
+    first = lax.stop_gradient(jnp.where(jnp.isfinite(first), first, 0))
     x, y = x - first, y - first
     total = sum(jnp.sum(jnp.where(jnp.isfinite(part), part, 0), 0) for part in (x, y))
     center = lax.stop_gradient(total / (x.shape[0] + y.shape[0]))

@@ -945,8 +945,10 @@ def test_a_part_that_is_not_there():
 
 def test_credible_levels_of_points_outside_the_domain():
     belief = kbr.embed(kbr.Gaussian(1.0), jnp.linspace(0, 2, 9))
-    with pytest.raises(ValueError, match="`points` has dtype int"):
-        kbr.embedding.credible_level(belief, 1)
+    level = kbr.embedding.credible_level
+    np.testing.assert_allclose(level(belief, 1), level(belief, 1.0))
+    with pytest.raises(ValueError, match="`points` has dtype float"):
+        level(kbr.embed(kbr.Delta(), jnp.arange(9)), 1.5)
     with pytest.raises(ValueError, match="more axes"):
         kbr.embedding.credible_level(
             kbr.embed(kbr.Gaussian(1.0), jnp.arange(4.0), jnp.ones((2, 2, 4))), jnp.ones(2)

@@ -390,7 +390,10 @@ PROGRAMS = {
     ),
     "moments.ravel_point": lambda g, x, y: kbr.moments.ravel_point((x[0], y[0])),
     "likelihood_free.simulate": lambda g, x, y: kbr.likelihood_free.simulate(
-        lambda key, s: s + x[0], lambda key: jax.random.normal(key, (2,), x.dtype), 5, key=KEY
+        lambda key, s: s + x[0] * jax.random.normal(key, (2,), x.dtype),
+        lambda key: jax.random.normal(key, (2,), x.dtype),
+        5,
+        key=KEY,
     ),
     "propagation.fit_belief_propagation": lambda g, x, y: propagated(g, x, y)[0],
     "propagation.belief_propagation": lambda g, x, y: propagated(g, x, y)[1],

@@ -451,7 +451,7 @@ def test_weights_of_other_points_are_refused():
         kbr.Gaussian(1.0), kbr.Gaussian(1.0), kbr.Landmarks(x[:5]), kbr.Landmarks(y[:5])
     )
     model = kbr.moments.fit_conditional(kbr.moments.collect_moments(maps, x, y), regularizer=0.1)
-    belief = model.as_weights(model.marginal())
+    belief = model.unchanged(model.marginal())
     close(
         kbr.moments.moment_weights(model, belief, x.tolist(), y),
         kbr.moments.moment_weights(model, belief, x, y),
