@@ -397,7 +397,13 @@ CASES = {
         lambda: kbr.condition(MODEL, jnp.ones((1, 1, 2))),
         r"`x` has shape \[\(1, 2\)\]",
     ),
-    "condition dtype": (lambda: kbr.condition(MODEL, jnp.ones((3, 2), int)), "`x` has dtype int"),
+    "condition dtype": (
+        lambda: kbr.condition(
+            kbr.fit_conditional(None, None, jnp.arange(5), jnp.arange(5.0), regularizer=0.1),
+            jnp.ones(3),
+        ),
+        "`x` has dtype float",
+    ),
     "condition structure": (
         lambda: kbr.condition(MODEL, (X, X)),
         "`x` has the structure .* and `training x`",
