@@ -894,8 +894,8 @@ def test_stacked_forecasts_in_any_unit(unit):
 
 def test_probabilities_of_a_classifier_sum_to_one():
     x, y = np.random.default_rng(0).normal(size=(2, 60, 3))
-    model = ConditionalEmbeddingClassifier(kernel=KERNEL, regularizer=1e-2).fit(x, np.argmax(y, axis=1))
-    shares = model.predict_proba(x)
+    model = ConditionalEmbeddingClassifier(kernel=KERNEL, regularizer=1e-2)
+    shares = model.fit(x, np.argmax(y, axis=1)).predict_proba(x)
     assert np.all(shares <= 1) and np.allclose(shares.sum(axis=1), 1, atol=1e-12)
 
 
