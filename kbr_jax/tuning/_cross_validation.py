@@ -76,7 +76,7 @@ class GridSearchResult(eqx.Module):
 
 
 def _is_row(tree: Any) -> bool:
-    """A list of numbers, which is no list of parameters."""
+    """Whether the tree is a list of numbers: candidates of one parameter."""
     return isinstance(tree, list) and all(isinstance(one, (int, float)) for one in tree)
 
 
