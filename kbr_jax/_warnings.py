@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 
-#: Rounding, in standard deviations of a column, of which there is a warning.
+#: Rounding, in standard deviations of a column, of which there is a warning. Regression on 100
+#: hours, largest error of a sine: .003 without rounding, .002, .011, .024, .10 and .57 where it is
+#: .001, .01, .02, .1 and .24.
 _LOST = 1e-2
 #: Packages whose frames may lie between the caller and the cause.
 _INSIDE = {__package__, "jax", "equinox", "jaxtyping", "contextlib", "functools"}

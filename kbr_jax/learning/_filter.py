@@ -153,8 +153,8 @@ def learn_filter(
     **Returns:** the filter, and its `Report` with the errors of ridge regression and of persistence
     on the same stretches. The filter was chosen on these stretches, the rivals were not: on new
     data its error is larger. The filter takes observations as they are. Cost: a minute for 2 000
-    pairs of a few coordinates on two cores, two for images and where held-out runs stay lost. Half
-    of it is compilation. While it chooses it learns from at most 1 000 pairs.
+    pairs of a few coordinates on two cores, two where held-out runs stay lost, three for images.
+    Half of it is compilation. While it chooses it learns from at most 1 000 pairs.
 
     **Raises:** `ValueError` for fewer than 50 steps, samples of other kinds, an unknown parameter.
     """
