@@ -83,7 +83,7 @@ def test_columns_of_objects_and_amounts():
     kbr.hypotheses.pgmpy_test({"x": mixed, "y": x}, key=KEY, num_draws=99)("x", "y")
 
 
-@pytest.mark.parametrize("missing", [None, np.nan, "NA", np.datetime64("NaT")])
+@pytest.mark.parametrize("missing", [None, np.nan, "NA", np.datetime64("NaT", "D")])
 def test_a_missing_value_is_named(missing):
     column = np.array(["a", "b", missing], object)
     if missing == "NA":
