@@ -134,7 +134,7 @@ def test_the_likelihood_is_that_of_the_formulas():
     own[-1] = own[-1][-3:]
     own, other = np.concatenate(own), standardized(np.arange(n), alternatives, y)
     c = own.T @ own / n
-    c = c + 1e-3 * np.trace(c) / p * np.eye(p)
+    c = 0.9 * c + np.diag(0.1 * np.diag(c) + 1e-6 * np.trace(c) / p)
     size = np.einsum("ip,pq,iq->i", other, np.linalg.inv(c), other) / p
     c_other = (other * (5 / (4 + size))[:, None]).T @ other / n
     ratios, vectors = np.linalg.eig(np.linalg.solve(c, c_other))

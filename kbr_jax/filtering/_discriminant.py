@@ -21,8 +21,8 @@ from .._solves import psd_factor
 from .._typing import Array, ArrayLike, Float, Int, Point, Points
 from ..kernels import AbstractKernel, KernelLike, as_kernel
 
-#: Share of the mean variance that is added to every direction of the residuals' covariance.
-SHRINKAGE = 1e-3
+#: Share of its diagonal in the residuals' covariance, and share of the mean variance that is added.
+SHRINKAGE, FLOOR = 0.1, 1e-6
 
 
 class DiscriminantLikelihood(eqx.Module):
@@ -37,9 +37,10 @@ class DiscriminantLikelihood(eqx.Module):
       $\sigma^2(s) = k(s, s) + n \varepsilon - k(S, s)^\top A^{-1} k(S, s)$.
     - Residuals of the truth $z_i = (y_i - m_{-i}(s_i)) / \sigma_{-i}(s_i)$, where $m_{-i}$ has not
       seen the block of i in time, and of the alternative $z'_i = (y_i - m(r_i)) / \sigma(r_i)$.
-      Their second moments are C (with 1e-3 of its mean variance added to every direction) and C',
-      with Student's weights $(\nu + 1) / (\nu + z_i'^\top C^{-1} z'_i / p)$: where an alternative
-      is a training state, m holds its noise and sigma is small. Few such residuals would decide.
+      Their second moments are C and C'. Off the diagonal C is times .9, and it has 1e-6 of its mean
+      variance on it. C' has Student's weights
+      $(\nu + 1) / (\nu + z_i'^\top C^{-1} z'_i / p)$: where an alternative is a training state, m
+      holds its noise and sigma is small. Few such residuals would decide.
     - Directions: the generalized eigenvectors $C' v = g C v$, $v^\top C v = 1$, of the largest g.
     - $\ell(s; y) = -\frac{\nu + 1}{2} \sum_v (1 - 1 / g_v)_+ \log(1 + u_v^2 / \nu)$ with
       $u_v = v^\top (y - m(s)) / \sigma(s)$: Student's log-density of nu degrees of freedom, in the
@@ -198,9 +199,10 @@ def _largest_ratios(
 
     B is that of `others`, with Student's weights, and A that of `own`.
     """
-    p = own.shape[1]
     moment = matmul(own.T, own) / own.shape[0]
-    moment = moment + SHRINKAGE * jnp.trace(moment) / p * jnp.eye(p, dtype=moment.dtype)
+    own_variances = jnp.diagonal(moment)
+    floor = FLOOR * jnp.mean(own_variances)
+    moment = (1 - SHRINKAGE) * moment + jnp.diag(SHRINKAGE * own_variances + floor)
     root = cholesky(moment)
     whitened = triangular_solve(root, others.T)
     # In the look-alike room the direction says 3 nats for the true state in 30 of 100 frames, and

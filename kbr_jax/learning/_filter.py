@@ -24,8 +24,8 @@ from ..kernels import (
 from ..tuning._progress import Progress, progress_bar
 from ._candidates import MAPPED, Setting, beliefs, gap, judge, judged, recovering
 from ._folds import Fold, make_folds, spread
-from ._maps import CHOOSING, DiscriminantMap, choose_regression, leading
-from ._pixels import ImageMap, fit_map
+from ._maps import CHOOSING, choose_regression
+from ._pixels import fit_maps
 from ._report import MEMORYLESS, Report, calibrated, compared, errors_of, regressions
 from ._search import descend, search, warn_of_constants
 
@@ -197,9 +197,7 @@ def learn_filter(
         setting, runs = recovering(setting, folds, values)
     views = None
     if chosen is not None:
-        found = fit_map(chosen, *take(triple[:2], spread(total, MAPPED)))
-        entries = found.entries if isinstance(found, ImageMap) else found
-        views = DiscriminantMap(entries.center, leading(entries.matrix), entries.counts), found
+        views = fit_maps(chosen, *take(triple[:2], spread(total, MAPPED)))
     report = _report(setting, folds, values, runs, rivals)
     return _fit(setting, values, triple, views), report
 

@@ -18,11 +18,10 @@ from ._maps import (
     BLOCK,
     Regression,
     in_blocks,
-    leading,
     predicted,
     regression,
 )
-from ._pixels import fit_map, mapped
+from ._pixels import fit_maps, mapped
 
 #: Folds, steps of a stretch, steps of all stretches together, and pairs that are learned from while
 #: choosing: 2 000 pairs then take minutes on two cores.
@@ -34,12 +33,14 @@ WINDOW = 4
 class Fold(eqx.Module):
     """What one split learns from, and the stretches `[w, l, ...]` that it is tested on.
 
-    - `states`, `codes`, `successors`: training triples `[m, ...]`, observations as coordinates.
+    - `states`, `codes`, `successors`: training triples `[m, ...]`, observations as coordinates of
+      `fit_maps`.
     - `history`, `query_history`: the last observations, for regressions on a window.
     - `truth`, `queries`: states and coordinates of the observations of w stretches of l steps.
     - `redrawn`: the same observations with noise of another time at a similar state.
     - `wrong`: for each stretch a far state whose observation is most like its first.
-    - `mapped`: whether coordinates are those of `fit_map`.
+    - `leading`: how many coordinates kernels see; tests of beliefs see the others. None where
+      observations are as they are.
     """
 
     states: Points
@@ -51,11 +52,11 @@ class Fold(eqx.Module):
     wrong: Points
     history: Any
     query_history: Any
-    mapped: bool = eqx.field(static=True)
+    leading: int | None = eqx.field(static=True)
 
     def seen(self, coordinates: Any) -> Any:
         """What kernels see of coordinates."""
-        return leading(coordinates) if self.mapped else coordinates
+        return coordinates if self.leading is None else coordinates[..., : self.leading]
 
 
 Sequence = tuple[Points, Points]
@@ -114,7 +115,7 @@ def distances(first: Any, second: Any) -> np.ndarray:
 def make_folds(states: Any, observations: Any, chosen: Regression | None) -> Fold:
     """The folds, stacked along a leading axis.
 
-    `chosen` is the kernel and the ridge of the regression that `fit_map` takes, or None to leave
+    `chosen` is the kernel and the ridge of the regression that `fit_maps` takes, or None to leave
     the observations as they are.
     """
     splits = split(states, observations)
@@ -147,20 +148,23 @@ def _fold(
     sequences, seen = [s for s, _ in learn], [o for _, o in learn]
     states, observations, successors = take(transitions(sequences, seen), rows)
     truth, queries = jax.tree.map(lambda *leaves: jnp.stack(leaves), *windows)
+    count = None
     if chosen is None:
         codes, redrawn = observations, queries
     else:
-        coordinates = functools.partial(mapped, fit_map(chosen, states, observations))
+        maps = fit_maps(chosen, states, observations)
+        count = maps[0].matrix.shape[1]
+        coordinates = functools.partial(mapped, maps)
         seen = [coordinates(one) for one in seen]
         codes = coordinates(observations)
         flat = coordinates(queries.reshape(-1, *queries.shape[2:]))
         queries = flat.reshape(*queries.shape[:2], -1)
         redrawn = _with_other_noise(regression(chosen, states, codes), truth, queries)
     history = query_history = None
-    if chosen is None:
-        look = lambda codes: codes  # noqa: E731
-    else:
-        look = leading
+
+    def look(codes):
+        return codes if count is None else codes[..., :count]
+
     if isinstance(queries, jax.Array):
         windows = delay_embedding([look(one) for one in seen], WINDOW)
         history = transitions(sequences, windows)[1][rows]
@@ -170,7 +174,7 @@ def _fold(
     far = apart >= np.median(apart, axis=1, keepdims=True)
     wrong = states[np.argmin(np.where(far, unlike, np.inf), axis=1)]
     runs = truth, queries, redrawn, wrong
-    return Fold(states, codes, successors, *runs, history, query_history, chosen is not None)
+    return Fold(states, codes, successors, *runs, history, query_history, count)
 
 
 def _with_other_noise(model: AbstractConditional, truth: Points, seen: Array) -> Array:

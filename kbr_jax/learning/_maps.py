@@ -46,11 +46,6 @@ class DiscriminantMap(eqx.Module):
         return matmul(row - self.center, self.matrix)
 
 
-def leading(coordinates: Array) -> Array:
-    """The coordinates `[..., r]` of a map that a filter's kernel sees."""
-    return coordinates[..., :LEADING]
-
-
 def as_rows(observations: Points, counts: bool, dtype: Any = None) -> Float[Array, "n p"]:
     """Observations as rows of real numbers: square roots of counts, whose noise is then alike."""
     rows = jnp.asarray(observations)

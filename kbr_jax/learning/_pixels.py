@@ -13,43 +13,41 @@ from ._maps import (
     LEADING,
     DiscriminantMap,
     Regression,
-    are_counts,
     as_rows,
     fit_discriminant_map,
 )
 from ._search import quasi_random
 
 #: Landmarks of pixels, their bandwidth in units of the default, and the pixels that both are chosen
-#: from. In the look-alike room, filters trained on each half, true states are told from those half
-#: a turn away often enough to exceed 8 nats beyond slacks of 3 in 195 and 161 places of 1800
-#: frames, never in favor of the false ones; with 40 landmarks twice as wide in 177 and 135, a
-#: quarter as wide in 25 and 6, of pixels without their neighbors in 196 and 127, with the 100
-#: coordinates of `DiscriminantMap` alone in 54 and 32, with both in 229 and 166.
-_RANK, _WIDTH, _SAMPLE = 80, 0.2, 4000
+#: from. In the look-alike room (variance .003, filters trained on each half) the sum of what true
+#: states have beyond those half a turn away, and beyond a slack of 1, exceeds 8 nats in 174 and 120
+#: places of 1800 frames, and never in favor of the false ones. With 80 landmarks half as wide:
+#: 156 and 111. With the coordinates of `DiscriminantMap` alone 20 and 9, and 6 and 2 in favor of
+#: the false ones; with both 161 and 109, and 3 and 0.
+_RANK, _WIDTH, _SAMPLE = 200, 0.4, 4000
 #: Pixels of a side at most; and images that are mapped at a time.
 _SIDE, _BATCH = 32, 50
 
 
 class ImageMap(eqx.Module):
-    r"""Coordinates of an image: of its entries, and of the mean embedding of its pixels.
+    r"""Coordinates of the mean embedding of an image's pixels.
 
     Each pixel is a point in the space of colors, the mean of 3 x 3 neighbors. The embedding
     $\frac1m \sum_i \phi(c_i)$ says which colors an image holds, wherever they are: a small object
-    moves through an image, and hardly shows in a linear map of its entries. Both have a
-    `DiscriminantMap`. `learn_filter` makes it of images.
+    moves through an image, and hardly shows in a linear map of its entries. `learn_filter` makes it
+    of images.
 
-    - `entries`, `embedded`: these maps. `pixels`: features of colors.
+    - `pixels`: features of colors. `embedded`: coordinates of the embedding.
     - A call gives the coordinates `[r]` of an image `[h, w]` or `[h, w, c]`. Cost O(m p c) for
       m pixels, at most 1024 of them, and p landmarks.
     """
 
-    entries: DiscriminantMap
     pixels: LandmarkFeatures
     embedded: DiscriminantMap
+    counts: bool = eqx.field(static=True)
 
     def __call__(self, image: Float[Array, "h w *c"]) -> Float[Array, " r"]:
-        seen = self.embedded(_embedded(self.pixels, image, self.entries.counts))
-        return jnp.concatenate([self.entries(image), seen])
+        return self.embedded(_embedded(self.pixels, image, self.counts))
 
 
 Map = DiscriminantMap | ImageMap
@@ -67,13 +65,18 @@ def _colors(image: Array, counts: bool, dtype) -> Float[Array, "m c"]:
 
 
 def _embedded(pixels: LandmarkFeatures, image: Array, counts: bool) -> Float[Array, " r"]:
-    return jnp.mean(pixels.coordinates(_colors(image, counts, pixels.dtype)), axis=0)
+    values = pixels.kernel.gram(pixels.landmarks.points, _colors(image, counts, pixels.dtype))
+    return pixels.of_values(jnp.mean(values, axis=1))
 
 
 @eqx.filter_jit
-def mapped(function: Map, observations: Points) -> Float[Array, "n r"]:
-    """Coordinates of all observations."""
-    return lax.map(function, observations, batch_size=_BATCH)
+def mapped(maps: tuple[Map, Map], observations: Points) -> Float[Array, "n r"]:
+    """Coordinates of all observations by two maps, side by side."""
+    return lax.map(
+        lambda one: jnp.concatenate([function(one) for function in maps]),
+        observations,
+        batch_size=_BATCH,
+    )
 
 
 @eqx.filter_jit
@@ -97,10 +100,18 @@ def _fitted(observations: Array, counts: bool, dtype) -> tuple[LandmarkFeatures,
     )
 
 
-def fit_map(chosen: Regression, states: Points, observations: Array) -> Map:
-    """As `fit_discriminant_map`; of images an `ImageMap`."""
+def fit_maps(
+    chosen: Regression, states: Points, observations: Array
+) -> tuple[DiscriminantMap, Map]:
+    """What a filter's kernel sees of an observation, and what a test of its belief sees.
+
+    The kernel sees the `LEADING` coordinates of `fit_discriminant_map`. The test sees all of them,
+    or of images an `ImageMap`.
+    """
     entries = fit_discriminant_map(chosen, states, observations)
+    counts = entries.counts
+    seen = DiscriminantMap(entries.center, entries.matrix[:, :LEADING], counts)
     if observations.ndim not in (3, 4) or entries.matrix.shape[1] < LEADING:
-        return entries
-    pixels, embedded = _fitted(observations, are_counts(observations), entries.center.dtype)
-    return ImageMap(entries, pixels, fit_discriminant_map(chosen, states, embedded))
+        return seen, entries
+    pixels, embedded = _fitted(observations, counts, entries.center.dtype)
+    return seen, ImageMap(pixels, fit_discriminant_map(chosen, states, embedded), counts)
