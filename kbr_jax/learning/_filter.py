@@ -120,9 +120,9 @@ def learn_filter(
     r"""Fit a filter to training sequences, with every parameter chosen on held-out stretches.
 
     1. Observations are mapped to at most 100 coordinates in units of their noise
-       (`DiscriminantMap`), fitted to what each fold learns from. The kernel sees the first 20.
-       Images have more coordinates: of the mean embedding of their pixels. A test of the belief
-       sees them too.
+       (`DiscriminantMap`), fitted to what each fold learns from. The kernel sees the first 20, a
+       test of the belief all of them. Of images the test sees the mean embedding of their pixels
+       (`ImageMap`): what colors they hold, not where.
        States are scaled by their standard deviation.
     2. Bandwidths, regularizers, truncation and the estimator are searched. Bandwidths and
        regularizers are then tuned by Adam. The error of a candidate is the mean distance of its
@@ -231,6 +231,10 @@ def _loss(setting: Setting, folds: Fold, values: dict, free: dict) -> Float[Arra
     return jnp.mean(jax.vmap(lambda fold: judge(setting, fold, {**values, **free})[0][0])(folds))
 
 
+def _written(cusum: Array) -> str:
+    return f"slack {float(cusum[0]):g}, threshold {float(cusum[1]):g}"
+
+
 def _report(
     setting: Setting,
     folds: Fold,
@@ -263,7 +267,7 @@ def _report(
             **{name: np.asarray(value) for name, value in values.items()},
             "estimator": setting.estimator,
             "rival": "none" if setting.rival is None else np.asarray(setting.rival),
-            "CUSUM": "none" if setting.cusum is None else np.asarray(setting.cusum[1]),
+            "CUSUM": "none" if setting.cusum is None else _written(setting.cusum),
         },
         errors=summary,
         recovered=float(np.mean(ends <= limit)),
