@@ -103,7 +103,7 @@ def _fitted(observations: Array, counts: bool, dtype) -> tuple[LandmarkFeatures,
 def fit_maps(
     chosen: Regression, states: Points, observations: Array
 ) -> tuple[DiscriminantMap, Map]:
-    """What a filter's kernel sees of an observation, and what a test of its belief sees.
+    """What a filter's kernel sees of observations, and what a test sees.
 
     The kernel sees the `LEADING` coordinates of `fit_discriminant_map`. The test sees all of them,
     or of images an `ImageMap`.
