@@ -11,8 +11,7 @@ frame without noise are the box's violet. That definition is for the count alone
 given a color histogram, and learns on the training half what in it tells directions from their
 rivals. Starts without such a sighting before the end count if the filter is back by the end. The
 other run starts from the training marginal, over the whole test half: as long as no belief is
-replaced there, its error is that of the filter without a rival. The same at a variance of 1e-2,
-where a belief does settle on the wrong side at one seed.
+replaced there, its error is that of the filter without a rival. The same at a variance of 1e-2.
 
 Drift, threshold and the rest were chosen on three folds of the training half, with right and wrong
 starts, at seeds 0, 1, 2.
