@@ -37,7 +37,8 @@ class ImageMap(eqx.Module):
     moves through an image, and hardly shows in a linear map of its entries. `learn_filter` makes it
     of images.
 
-    - `pixels`: features of colors. `embedded`: coordinates of the embedding.
+    - `pixels`: features of colors. `embedded`: coordinates of the embedding. `counts`: whether
+      entries are counts, whose square roots are taken.
     - A call gives the coordinates `[r]` of an image `[h, w]` or `[h, w, c]`. Cost O(m p c) for
       m pixels, at most 1024 of them, and p landmarks.
     """
