@@ -22,12 +22,13 @@ jax.config.update("jax_enable_x64", not FLOAT32)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "allow")
 
-# Programs are compiled once a worker, and kept for the next run. Workers that share a folder would
-# read what another is still writing.
+# Programs that take long to compile are kept for the next run. To keep all of them makes a first
+# run a third longer. Workers that share a folder would read what another is still writing.
 COMPILED = pathlib.Path(__file__).parents[1] / "build" / "compiled"
 jax.config.update("jax_compilation_cache_dir", str(COMPILED / cores.WORKER))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+jax.config.update("jax_traceback_in_locations_limit", 0)  # nobody reads the lowered programs
 
 # The float32 leg runs what a user runs: no checker in between, so bad input meets the library's own
 # errors.
@@ -42,6 +43,8 @@ collect_ignore = (
 
 # A worker has one core. XLA stops at a flag that it does not know.
 flags = ["--xla_cpu_multi_thread_eigen=false", "--xla_cpu_parallel_codegen_split_count=1"]
+if jax.__version_info__ < (0, 11):  # compiles two to four times longer, for faster programs
+    flags.append("--xla_cpu_use_fusion_emitters=false")
 if not FLOAT32:
     jaxtyping.install_import_hook("kbr_jax", "beartype.beartype")
     # Compiling is most of what the tests cost, and each program runs a few times on a few points:
@@ -50,8 +53,6 @@ if not FLOAT32:
     # What simplifies loops is a seventh of compiling a program with many of them.
     loops = "simplify-while-loops,while-loop-invariant-code-motion,while-loop-constant-sinking"
     flags.append(f"--xla_disable_hlo_passes={loops}")
-    if jax.__version_info__ < (0, 11):
-        flags.append("--xla_cpu_use_fusion_emitters=false")
 os.environ.setdefault("XLA_FLAGS", " ".join(flags))
 
 
