@@ -156,7 +156,7 @@ def _fold(
         count = maps[0].matrix.shape[1]
         coordinates = functools.partial(mapped, maps)
         seen = [coordinates(one) for one in seen]
-        codes = coordinates(observations)
+        codes = transitions(sequences, seen)[1][rows]
         flat = coordinates(queries.reshape(-1, *queries.shape[2:]))
         queries = flat.reshape(*queries.shape[:2], -1)
         redrawn = _with_other_noise(regression(chosen, states, codes), truth, queries)
