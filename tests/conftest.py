@@ -22,13 +22,12 @@ jax.config.update("jax_enable_x64", not FLOAT32)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "allow")
 
-# Programs that take long to compile are kept for the next run. To keep all of them makes a first
-# run a third longer. Workers that share a folder would read what another is still writing.
+# Programs that take long to compile are kept for the next run. To keep all of them made a first
+# run in float32 half as long again. Workers that share a folder would read what another is still writing.
 COMPILED = pathlib.Path(__file__).parents[1] / "build" / "compiled"
 jax.config.update("jax_compilation_cache_dir", str(COMPILED / cores.WORKER))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-jax.config.update("jax_traceback_in_locations_limit", 0)  # nobody reads the lowered programs
 
 # The float32 leg runs what a user runs: no checker in between, so bad input meets the library's own
 # errors.
@@ -43,7 +42,7 @@ collect_ignore = (
 
 # A worker has one core. XLA stops at a flag that it does not know.
 flags = ["--xla_cpu_multi_thread_eigen=false", "--xla_cpu_parallel_codegen_split_count=1"]
-if jax.__version_info__ < (0, 11):  # compiles two to four times longer, for faster programs
+if jax.__version_info__ < (0, 11):  # up to four times the compiling, for faster programs
     flags.append("--xla_cpu_use_fusion_emitters=false")
 if not FLOAT32:
     jaxtyping.install_import_hook("kbr_jax", "beartype.beartype")
@@ -126,13 +125,13 @@ MAPS = pathlib.Path("/proc/self/maps")
 def pytest_runtest_teardown(item, nextitem):
     """A compiled program maps memory, and Linux allows a process 65530 maps: LLVM crashes at the
     end of them. To forget programs costs seconds, and what follows is traced again: not before
-    half of the maps are there. One module adds up to a third.
+    a third of the maps are there. One module adds up to a third.
 
     Between modules, since tests of one may count the traces of what they share.
     """
     if nextitem is None or nextitem.module is item.module:
         return
-    if not MAPS.exists() or MAPS.read_bytes().count(b"\n") > 32000:
+    if not MAPS.exists() or MAPS.read_bytes().count(b"\n") > 20000:
         jax.clear_caches()
         gc.collect()
 
