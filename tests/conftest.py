@@ -23,7 +23,8 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "allow")
 
 # Programs that take long to compile are kept for the next run. To keep all of them made a first
-# run in float32 half as long again. Workers that share a folder would read what another is still writing.
+# run in float32 half as long again. Workers that share a folder would read what another is still
+# writing.
 COMPILED = pathlib.Path(__file__).parents[1] / "build" / "compiled"
 jax.config.update("jax_compilation_cache_dir", str(COMPILED / cores.WORKER))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
@@ -42,7 +43,8 @@ collect_ignore = (
 
 # A worker has one core. XLA stops at a flag that it does not know.
 flags = ["--xla_cpu_multi_thread_eigen=false", "--xla_cpu_parallel_codegen_split_count=1"]
-if jax.__version_info__ < (0, 11):  # up to four times the compiling, for faster programs
+# The fusion emitters make faster programs, and compiling up to four times as long.
+if jax.__version_info__ < (0, 11):
     flags.append("--xla_cpu_use_fusion_emitters=false")
 if not FLOAT32:
     jaxtyping.install_import_hook("kbr_jax", "beartype.beartype")
