@@ -66,6 +66,47 @@ class _Proposals(eqx.Module):
     least: Float[Array, ""]
 
 
+class Share(eqx.Module):
+    """The points whose columns a device holds: all, or those from `start` on."""
+
+    points: Points
+    start: Int[Array, ""]
+    inside: Bool[Array, " m"] | None  # False for points that fill up the last share
+    axes: tuple[str, ...] | None = eqx.field(static=True)
+
+    def kernel_rows(self, kernel: AbstractKernel, chosen: Points) -> Float[Array, "c m"]:
+        """The kernel of chosen points with those of this device; zero for what only fills up."""
+        rows = kernel.gram(chosen, self.points)
+        return rows if self.inside is None else jnp.where(self.inside, rows, 0)
+
+    def columns(self, rows: Float[Array, "q m"], index: Int[Array, " c"]) -> Float[Array, "q c"]:
+        """Columns of the whole factor."""
+        if self.axes is None:
+            return rows[:, index]
+        own = index - self.start
+        found = (own >= 0) & (own < rows.shape[1])
+        columns = jnp.where(found, rows[:, jnp.clip(own, 0, rows.shape[1] - 1)], 0)
+        return lax.psum(columns, self.axes)
+
+    def total(self, values: Array) -> Array:
+        """The sum over devices."""
+        return values if self.axes is None else lax.psum(values, self.axes)
+
+    def own(self, values: Float[Array, " n"]) -> Float[Array, " m"]:
+        """The entries of the points of this device."""
+        if self.axes is None:
+            return values
+        width = size(self.points)
+        values = jnp.pad(values, (0, width))
+        return lax.dynamic_slice_in_dim(values, self.start, width)
+
+    def together(self, values: Float[Array, " m"], count: int) -> Float[Array, " n"]:
+        """The entries of all devices."""
+        if self.axes is None:
+            return values
+        return lax.all_gather(values, self.axes, tiled=True)[:count]
+
+
 @eqx.filter_jit
 def rejection_pivots(
     kernel: AbstractKernel,
