@@ -67,12 +67,12 @@ $(VENV)/demo.stamp: pyproject.toml
 
 $(VENV)/docs.stamp: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	$(BIN)/python -m pip install --quiet --no-compile --editable '.[docs]'
 	touch $@ $(VENV)/demo.stamp
 
 $(VENV)/dev.stamp: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --editable '.[dev]'
 	touch $@ $(VENV)/demo.stamp
 
 clean:

@@ -13,7 +13,7 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from ._numerics import nan_unless_finite, one_program
+from ._numerics import all_finite, nan_unless_finite, one_program
 from ._typing import Array, ArrayLike, Bool, Float, Points
 from ._warnings import warn, warn_of_lost_digits
 
@@ -361,12 +361,6 @@ def without_padding(points: Points, mask: Bool[Array, " n"] | None) -> Points:
     return fill(points, mask, jax.tree.map(lambda a: jnp.where(found, a, jnp.zeros_like(a)), first))
 
 
-@jax.jit
-def _finite(points: Points) -> Bool[Array, ""]:
-    leaves = [leaf for leaf in jax.tree.leaves(points) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-    return jnp.all(jnp.asarray([jnp.all(jnp.isfinite(leaf)) for leaf in leaves]))
-
-
 def check_finite(points: Points, name: str) -> Points:
     """Training data without NaN or infinity.
 
@@ -377,14 +371,15 @@ def check_finite(points: Points, name: str) -> Points:
         f"`{name}` contains NaN or infinity; remove or impute those points (missing observations: "
         "use a mask where there is one, and `filtering.stretches` to train a filter)."
     )
-    finite = _finite(points)
+    leaves, treedef = jax.tree.flatten(points)
+    real = [jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in leaves]
+    numbers = [leaf for leaf, inexact in zip(leaves, real, strict=True) if inexact]
+    finite = all_finite(numbers)
     if is_concrete(finite):
         if not bool(finite):
             raise ValueError(message)
         return points
-    leaves, treedef = jax.tree.flatten(points)
-    real = [jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in leaves]
-    marks = [nan_unless_finite(leaf) for leaf, inexact in zip(leaves, real, strict=True) if inexact]
+    marks = [nan_unless_finite(leaf) for leaf in numbers]
 
     def one(leaf):
         return jnp.where(finite, leaf, sum(mark.astype(leaf.dtype) for mark in marks))
