@@ -1035,6 +1035,12 @@ def test_nan_in_a_compiled_program_reaches_every_result(call, name):
             assert np.any(np.isnan(leaf)), name
 
 
+def test_nan_that_a_program_closes_over_is_an_error():
+    """It is known when the program is traced."""
+    with pytest.raises(ValueError, match="`points` contains NaN"):
+        jax.jit(lambda h: kbr.embed(kbr.Gaussian(h), NAN).weights)(1.0)
+
+
 def test_traced_parameters_are_not_looked_at():
     """Positivity inside jit is the caller's.
 

@@ -161,6 +161,8 @@ def warn_of_scale(
     if not all(map(is_concrete, jax.tree.leaves((kernel, x)))):
         return
     points, matrix = _of_some(kernel, x)
+    if not is_concrete(matrix):  # inside `jit`, also where the points are not traced
+        return
     looked, matrix = evenly(size(points), _ROWS), np.asarray(matrix)
     others = matrix[looked[:, None] != np.arange(matrix.shape[1])]
     rows = np.asarray(flat(points))
