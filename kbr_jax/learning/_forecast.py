@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from .._checks import as_points, check_finite, check_same_size, is_real, size
-from .._numerics import evenly, matmul
+from .._numerics import evenly, matmul, one_program
 from .._typing import Array, Float, Point, Points, with_numbers
 from ..embedding import Embedding, cdf, energy_score
 from ..kernels import coordinate_scale
@@ -182,15 +182,21 @@ def located_forecast(
     """
     location = fit(y)
     residuals = leave_out_residuals(location)
+    scale = fit(jnp.abs(residuals))
+    shape = fit(_standardized(residuals, leave_out_residuals(scale), y))
+    return Forecast(location, scale, shape, jnp.ones((), y.dtype))
+
+
+@one_program
+def _standardized(
+    residuals: Float[Array, "n *d"], of_sizes: Float[Array, "n *d"], y: Float[Array, "n *d"]
+) -> Float[Array, "n *d"]:
+    """Residuals in units of their size as the other pairs expect it."""
     sizes = jnp.abs(residuals)
-    scale = fit(sizes)
     # Where y is exactly a function of x the residuals are rounding.
     tiny = jnp.finfo(y.dtype).eps * (1 + jnp.max(jnp.abs(y), axis=0))
-    expected = jnp.maximum(
-        sizes - leave_out_residuals(scale), LEAST_SCALE * jnp.mean(sizes, axis=0) + tiny
-    )
-    shape = fit(residuals / expected)
-    return Forecast(location, scale, shape, jnp.ones((), y.dtype))
+    expected = jnp.maximum(sizes - of_sizes, LEAST_SCALE * jnp.mean(sizes, axis=0) + tiny)
+    return residuals / expected
 
 
 @eqx.filter_jit

@@ -8,7 +8,7 @@ from jax import lax
 
 from .._checks import as_count, as_float, is_concrete, known
 from .._lapack import solve
-from .._numerics import HIGHEST, matmul
+from .._numerics import HIGHEST, matmul, one_program
 from .._solves import psd_factor
 from .._trees import same
 from .._typing import Array, ArrayLike, Float, Int, Point, Points
@@ -105,7 +105,7 @@ def leave_out_residuals(
     features, ridge, count = _leaving_out(model, num_left_out)
     if values is None:
         y = _real_y(model)
-        values = y - jnp.tensordot(features.uniform.astype(y.dtype), y, 1, precision=HIGHEST)
+        values = _from_mean(y, features.uniform)
     values = as_float(values)
     if values.ndim == 0 or len(values) != features.size:
         raise ValueError(
@@ -260,6 +260,11 @@ def _as_index(index: ArrayLike, n: int) -> Int[Array, " m"]:
     return rows % n
 
 
+@one_program
+def _from_mean(y: Float[Array, "n *d"], weights: Float[Array, " n"]) -> Float[Array, "n *d"]:
+    return y - jnp.tensordot(weights.astype(y.dtype), y, 1, precision=HIGHEST)
+
+
 def _real_y(model: AbstractConditional) -> Float[Array, "n *d"]:
     y = model.sample()[1].points
     if not (hasattr(y, "dtype") and jnp.issubdtype(y.dtype, jnp.floating)):
@@ -283,6 +288,7 @@ def restored_weights(
     return restored(weights, model.sample()[0].uniform.astype(weights.dtype))
 
 
+@one_program
 def restored(
     weights: Float[Array, "*b n"], uniform: Float[Array, "*b n"]
 ) -> tuple[Float[Array, "*b n"], Float[Array, "*b n"]]:
