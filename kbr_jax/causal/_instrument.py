@@ -12,6 +12,7 @@ from .._checks import (
     is_concrete,
     size,
 )
+from .._numerics import one_program
 from .._typing import Array, ArrayLike, Bool, Float, Points
 from .._warnings import warn
 from ..features import AbstractFeatureMap
@@ -140,9 +141,7 @@ def fit_instrument(
         known = feature_map(kernel_c, covariates, rank, mask)
         base = jnp.maximum(regress(known, plain, None).explained, 0)
     instruments = feature_map(kernel, instrument, rank, mask)
-    share = (regress(instruments, plain, None).explained - base) / (1 - base)
-    share = jnp.clip(share, 0, 1 - jnp.finfo(base.dtype).eps)
-    strength = treatments.count * share / (1 - share)
+    strength = _strength(regress(instruments, plain, None).explained, base, treatments.count)
     _warn_if_weak(strength)
     stage = regress(instruments, treatments.matrix, first)
     embedded = stage.fitted(instruments, treatments.matrix, cross_fit)
@@ -158,6 +157,16 @@ def fit_instrument(
         jnp.stack([stage.explained, last.explained]),
         strength,
     )
+
+
+@one_program
+def _strength(
+    explained: Float[Array, ""], base: Float[Array, ""], count: Float[Array, ""]
+) -> Float[Array, ""]:
+    """`InstrumentalRegression.strength`, from what both explain and what the covariates do."""
+    share = (explained - base) / (1 - base)
+    share = jnp.clip(share, 0, 1 - jnp.finfo(share.dtype).eps)
+    return count * share / (1 - share)
 
 
 def _itself(point: Array) -> Array:

@@ -7,7 +7,7 @@ from jax import lax
 
 from .._checks import as_count
 from .._lapack import eigh
-from .._numerics import matmul
+from .._numerics import matmul, one_program
 from .._typing import Array, ArrayLike, Float, Points
 from ..embedding import Embedding
 from ..features import AbstractFeatureMap, LandmarkFeatures, greedy_landmarks, landmark_features
@@ -64,6 +64,16 @@ class TreatmentBridge(AbstractCausalModel):
         near = self.local.weights(self.local_features.coordinates(doses))
         found = near * self.at(doses, self.proxies.matrix)
         return found + (1 - jnp.sum(found, axis=1, keepdims=True)) * self.local.share
+
+
+@one_program
+def _with_products(
+    targets: Float[Array, "n t"], own: Float[Array, "n p"], uniform: Float[Array, " n"]
+) -> Float[Array, "n q"]:
+    """Products of the centered targets with the features, beside these."""
+    moved = targets - matmul(uniform, targets)
+    products = (moved[:, :, None] * own[:, None, :]).reshape(own.shape[0], -1)
+    return jnp.concatenate([products, own], axis=1)
 
 
 def kernel_of_doses(features: LandmarkFeatures) -> AbstractKernel:
@@ -164,9 +174,7 @@ def fit_treatment_bridge(
     coefficients, shrinkage = _ratio(features, features.at((data.a, free)).matrix, second)
     near = feature_map(data.kernel_a, data.a, rank, data.mask)
     targets = outcome_targets(data.kernel_y, data.y, rank, data.mask)
-    moved = targets - matmul(near.uniform, targets)
-    products = (moved[:, :, None] * own[:, None, :]).reshape(own.shape[0], -1)
-    stage = regress(near, jnp.concatenate([products, own], axis=1), third)
+    stage = regress(near, _with_products(targets, own, near.uniform), third)
     return TreatmentBridge(
         features=features,
         coefficients=coefficients,

@@ -15,6 +15,7 @@ from .._checks import (
     size,
     without_padding,
 )
+from .._numerics import one_program
 from .._typing import Array, ArrayLike, Bool, Float, Points
 from ..kernels import (
     AbstractKernel,
@@ -127,6 +128,7 @@ def outcome_targets(
     return in_units(y.reshape(y.shape[0], -1), mask)
 
 
+@one_program
 def in_units(rows: Float[Array, "n t"], mask: Bool[Array, " n"] | None) -> Float[Array, "n t"]:
     """Columns in units of their standard deviations; constants as they are."""
     known = jnp.ones(len(rows), bool) if mask is None else mask
