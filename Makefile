@@ -65,6 +65,7 @@ $(VENV)/demo.stamp: pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[demo]'
 	touch $@
 
+# Byte code of all packages would take 15 s; what is imported makes its own.
 $(VENV)/docs.stamp: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile --editable '.[docs]'

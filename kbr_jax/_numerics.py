@@ -54,7 +54,7 @@ def nan_unless_finite(x: Inexact[Array, "..."], axis: int | None = None) -> Floa
     return lax.stop_gradient(jnp.sum(jnp.abs(x) * 0, axis=axis))
 
 
-def all_finite(arrays: list[Array]) -> bool | Bool[Array, ""]:
+def all_finite(arrays: list[Array | np.ndarray]) -> bool | Bool[Array, ""]:
     """Whether all numbers are finite.
 
     NumPy reads those in the memory of a CPU: a program for each shape would take 50 ms at first.
@@ -72,8 +72,8 @@ def _on_host(x: Array | np.ndarray) -> bool:
     )
 
 
-@jax.jit
-def _all_finite(arrays: list[Array]) -> Bool[Array, ""]:
+@one_program
+def _all_finite(arrays: list[Array | np.ndarray]) -> Bool[Array, ""]:
     return jnp.all(jnp.asarray([jnp.all(jnp.isfinite(array)) for array in arrays]))
 
 

@@ -15,6 +15,7 @@ import optax
 from jax import lax
 
 from .._checks import as_count, as_points, is_concrete, is_float, size, take
+from .._numerics import all_finite
 from .._typing import Array, Bool, Float, Int, PRNGKeyArray, with_numbers
 from .._warnings import warn
 from ._checkpoint import check_course, read_checkpoint, write_checkpoint
@@ -382,7 +383,7 @@ def run_chunk(
 
 
 def _all_finite(tree: Any) -> Bool[Array, ""]:
-    return jnp.all(jnp.asarray([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))
+    return jnp.asarray(all_finite(jax.tree.leaves(tree)))
 
 
 def _summary(problem: _Problem, state: _State, parts: list[History]) -> dict[str, str]:
