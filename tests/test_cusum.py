@@ -150,6 +150,11 @@ def test_the_likelihood_is_that_of_the_formulas():
     got = discriminant.log_likelihood(jnp.asarray(state), discriminant.project(jnp.asarray(seen)))
     np.testing.assert_allclose(got, expected, rtol=1e-7)
 
+    rival, projected = rng.normal(size=2), discriminant.project(jnp.asarray(seen))
+    expected = discriminant.log_likelihood(jnp.asarray(rival), projected) - got
+    found = discriminant.evidence(jnp.asarray(rival), jnp.asarray(state), projected)
+    np.testing.assert_allclose(found, expected * 1e-2 * n / variance[0], rtol=1e-7)
+
 
 def test_jit_vmap_steps_and_missing_observations():
     filt = restarting()

@@ -16,7 +16,6 @@ from kbr_jax.learning import (
     _filter,
     _folds,
     _maps,
-    _pixels,
 )
 
 RNG = np.random.default_rng(0)
@@ -268,7 +267,7 @@ def test_a_rival_must_earn_its_place(monkeypatch, error, begun, chosen):
     setting = _candidates.Setting(one, one, None, None, None, "pairs", one)
     states, seen = walk(100, 4)
     folds = _folds.make_folds(states, seen[:, :2], None)
-    found, runs = _candidates.recovering(setting, folds, {})
+    found, _, runs = _candidates.recovering(setting, folds, {})
     assert found.rival == (_candidates.RIVALS[1] if chosen else None)
     close(runs, jnp.full((1, 3, 2, 2), 1.0 if chosen else -1.0))
 
@@ -326,7 +325,7 @@ def test_a_given_kernel_of_observations_sees_them_as_they_are(monkeypatch):
     values = dict(zip(_filter.RANGES, jnp.array([0.4, 1.0, 1e-3, 1e-4, 0.1]), strict=True))
     monkeypatch.setattr(_filter, "_best", lambda settings, *_: (settings[0], values))
     monkeypatch.setattr(_filter, "_tuned", lambda setting, folds, values, fixed: values)
-    monkeypatch.setattr(_filter, "recovering", lambda setting, *_: (setting, None))
+    monkeypatch.setattr(_filter, "recovering", lambda setting, folds, _: (setting, folds, None))
     monkeypatch.setattr(_filter, "_report", lambda *_: Report({}, {}, {}, ()))
     states, seen = walk(200, 5)
     kernel = kbr.Gaussian(jnp.array([0.5, 0.5, 100.0]))
@@ -434,31 +433,3 @@ def test_blocks_of_the_map_grow_with_the_sample():
     for n in (4, 30, 72, 79, 80, 90, 500):
         block = _maps.block_of(n)
         assert block == min(20, n // 4) and _maps.in_blocks(n) % block == 0
-
-
-def test_colors_of_images_are_coordinates():
-    """Behind the leading ones of the entries: the embedding of the pixels, by NumPy."""
-    rng = np.random.default_rng(0)
-    states = np.linspace(0, 6, 120)
-    place = rng.integers(0, 10, size=(2, 120))
-    images = 0.3 * rng.uniform(size=(120, 12, 12, 3))
-    for image, state, row, column in zip(images, states, *place, strict=True):
-        image[row : row + 2, column : column + 2] = [0.9, 0.5 + 0.4 * np.sin(state), 0.1]
-    chosen = (kbr.Gaussian(0.5), 1e-3)
-    maps = _pixels.fit_maps(chosen, jnp.asarray(states), jnp.asarray(images))
-    entries, found = maps
-    one = np.pad(images[7], ((1, 1), (1, 1), (0, 0)), mode="edge")
-    means = sum(one[i : i + 12, j : j + 12] for i in range(3) for j in range(3)) / 9
-    gram = np.asarray(found.pixels.coordinates(jnp.asarray(means.reshape(-1, 3))))
-    expected = np.asarray(found.embedded(jnp.asarray(gram.mean(0))))
-    codes = np.asarray(_pixels.mapped(maps, jnp.asarray(images)))
-    assert entries.matrix.shape[1] == 20
-    close(codes[7, 20:], expected)
-    close(codes[:, :20], jax.vmap(entries)(jnp.asarray(images)))
-
-
-def test_rows_have_no_pixels():
-    rows = jnp.asarray(np.random.default_rng(0).normal(size=(60, 30)))
-    seen, tested = _pixels.fit_maps((kbr.Gaussian(1.0), 1e-2), rows[:, 0], rows)
-    assert isinstance(tested, DiscriminantMap)
-    close(seen.matrix, tested.matrix[:, :20])

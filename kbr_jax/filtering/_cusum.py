@@ -50,10 +50,9 @@ class CusumRestartFilter(AbstractWrappedFilter):
     - Its own embedding $v = (K + n \varepsilon I)^{-1} k(O, o)$, clipped, and without the training
       states near the estimate $\hat s$ (see `exclusion`), is a prior. Bayes' rule with o gives the
       alternative belief, decoded as $\hat r$.
-    - Page's CUSUM test compares the two: $S \leftarrow \max(0, S + \ell(\hat r; y) - \ell(\hat s;
-      y)
-      - \text{slack})$ with the `DiscriminantLikelihood` of the features y of o. A missing
-      observation, or one without an alternative, leaves S as it is.
+    - Page's CUSUM test compares the two: $S \leftarrow \max(0, S + e - \text{slack})$ with the
+      `evidence` e of the features y of o, see `DiscriminantLikelihood`. A missing observation, or
+      one without an alternative, leaves S as it is.
     - When S exceeds `threshold` the alternative replaces the belief, S is 0 again, and
       `FilterOutput.restarted` is true. `predicted` is then the prior of the alternative, and
       `predictive_value` that of the prediction that failed.
@@ -104,8 +103,7 @@ class CusumRestartFilter(AbstractWrappedFilter):
         near = _near(self.discriminant.kernel, estimate, self.points, self.exclusion)
         other, prior, exists = alternative(self.base, self.factor, code, near)
         rival = self.decode(self.base.embed(other))
-        gain = self.discriminant.log_likelihood(rival, projected)
-        gain -= self.discriminant.log_likelihood(estimate, projected)
+        gain = self.discriminant.evidence(rival, estimate, projected)
         cusum = jnp.maximum(state.cusum + (gain - self.slack).astype(state.cusum.dtype), 0)
         tested = observed & exists
         cusum = jnp.where(tested, cusum, state.cusum)

@@ -67,13 +67,30 @@ class DiscriminantLikelihood(eqx.Module):
 
     def log_likelihood(self, state: Point, projected: Float[Array, " d"]) -> Float[Array, ""]:
         """Return l(state; y) for the projected features of one observation. Cost O(n^2)."""
-        point = jax.tree.map(lambda leaf: leaf[None], state)
-        column = self.kernel.gram(point, self.states)
-        variance = _variances(self.kernel, point, column, self.inverse, self.noise)[0]
-        squares = (projected - matmul(column, self.coefficients)[0]) ** 2 / variance
+        column, variance = self._column(state)
+        squares = (projected - matmul(column, self.coefficients)) ** 2 / variance
         # Rounding may leave ratios below 0.
         shares = 1 - 1 / jnp.maximum(self.ratios, 1)
         return -0.5 * (self.degrees + 1) * jnp.sum(shares * jnp.log1p(squares / self.degrees))
+
+    def evidence(
+        self, rival: Point, estimate: Point, projected: Float[Array, " d"]
+    ) -> Float[Array, ""]:
+        r"""Return $\rho(\hat s) (\ell(\hat r; y) - \ell(\hat s; y))$. Cost O(n^2).
+
+        It is what one observation says for a rival of an estimate.
+        $\rho(s) = n \varepsilon / \sigma^2(s)$ is the share of noise in the variance. Far from the
+        training states the error of m is the same in many observations: together they say little.
+        """
+        gain = self.log_likelihood(rival, projected) - self.log_likelihood(estimate, projected)
+        return gain * self.noise / self._column(estimate)[1]
+
+    def _column(self, state: Point) -> tuple[Float[Array, " n"], Float[Array, ""]]:
+        """Kernel of one state with the training states, and the variance there."""
+        point = jax.tree.map(lambda leaf: leaf[None], state)
+        column = self.kernel.gram(point, self.states)
+        weights = matmul(column, self.inverse)
+        return column[0], _variances(self.kernel, point, column, weights, self.noise)[0]
 
 
 def fit_discriminant(
@@ -135,14 +152,8 @@ def _learned(
 ) -> DiscriminantLikelihood:
     noise, degrees = numbers
     center = jnp.mean(rows, axis=0)
-    inverse = psd_factor(kernel.gram(states, states), noise).solve(
-        jnp.eye(rows.shape[0], dtype=rows.dtype)
-    )
-    coefficients = matmul(inverse, rows - center)
-    own = _held_out(inverse, coefficients, block_size)
-    columns = kernel.gram(alternatives, states)
-    variances = _variances(kernel, alternatives, columns, inverse, noise)
-    others = (rows - center - matmul(columns, coefficients)) / jnp.sqrt(variances)[:, None]
+    inverse, *operators = residual_operators(kernel, states, alternatives, noise, block_size)
+    own, others = (matmul(operator, rows - center) for operator in operators)
     ratios, vectors = _largest_ratios(own, others, count, degrees)
     return DiscriminantLikelihood(
         kernel=kernel,
@@ -150,7 +161,7 @@ def _learned(
         center=center,
         directions=vectors,
         ratios=ratios,
-        coefficients=matmul(coefficients, vectors),
+        coefficients=matmul(inverse, matmul(rows - center, vectors)),
         inverse=inverse,
         noise=noise,
         degrees=degrees,
@@ -168,13 +179,32 @@ def _as_features(features: ArrayLike, states: Points) -> Float[Array, "n p"]:
     return check_finite(features, "features")
 
 
-def _variances(kernel, points, columns, inverse, noise) -> Float[Array, " m"]:
-    explained = jnp.sum(matmul(columns, inverse) * columns, axis=1)
+@eqx.filter_jit
+def residual_operators(
+    kernel: AbstractKernel, states: Points, alternatives: Points, noise: Array, block: int
+) -> tuple[Float[Array, "n n"], Float[Array, "n n"], Float[Array, "n n"]]:
+    r"""Matrices of ridge regression from states with $A = G + \text{noise}\, I$.
+
+    **Returns:** $A^{-1}$, and what takes values `[n, p]` to their standardized residuals: those of
+    the states, predicted without their block, and those of the alternatives.
+    """
+    gram = kernel.gram(states, states)
+    unit = jnp.eye(gram.shape[0], dtype=gram.dtype)
+    inverse = psd_factor(gram, noise).solve(unit)
+    columns = kernel.gram(alternatives, states)
+    weights = matmul(columns, inverse)
+    variances = _variances(kernel, alternatives, columns, weights, noise)
+    others = (unit - weights) / jnp.sqrt(variances)[:, None]
+    return inverse, _held_out(inverse, block), others
+
+
+def _variances(kernel, points, columns, weights, noise) -> Float[Array, " m"]:
+    explained = jnp.sum(weights * columns, axis=1)
     return jnp.maximum(kernel.diagonal(points) + noise - explained, noise)
 
 
-def _held_out(inverse, coefficients, block: int) -> Float[Array, "n p"]:
-    """Standardised residuals of each point, predicted without its block:
+def _held_out(inverse, block: int) -> Float[Array, "n n"]:
+    """What takes values Y to residuals of each point, predicted without its block and standardized:
     $(A^{-1}_{bb})^{-1} (A^{-1} Y)_b$ and its variance.
 
     The last block may reach back into the block before; then only its new rows are used.
@@ -187,7 +217,7 @@ def _held_out(inverse, coefficients, block: int) -> Float[Array, "n p"]:
         part = inverse[index[:, None], index[None, :]]
         factor = psd_factor(part)
         variances = jnp.diagonal(factor.solve(jnp.eye(block, dtype=part.dtype)))
-        return factor.solve(coefficients[index]) / jnp.sqrt(variances)[:, None]
+        return factor.solve(inverse[index]) / jnp.sqrt(variances)[:, None]
 
     rows = jax.vmap(residuals)(jnp.asarray(starts)[:, None] + jnp.arange(block))
     rest = n - full * block

@@ -4,9 +4,9 @@ from ._conditional import learn_conditional
 from ._features import learn_features
 from ._filter import learn_filter
 from ._forecast import Forecast, learn_forecast
+from ._images import ImageMap, fit_image_map
 from ._instrument import learn_instrument
 from ._maps import DiscriminantMap
-from ._pixels import ImageMap
 from ._posterior import LearnedPosterior, learn_posterior
 from ._report import Report
 
@@ -16,6 +16,7 @@ __all__ = [
     "ImageMap",
     "LearnedPosterior",
     "Report",
+    "fit_image_map",
     "learn_conditional",
     "learn_features",
     "learn_filter",

@@ -22,10 +22,17 @@ from ..kernels import (
     median_heuristic,
 )
 from ..tuning._progress import Progress, progress_bar
-from ._candidates import MAPPED, Setting, beliefs, gap, judge, judged, recovering
+from ._candidates import MAPPED, Setting, Views, beliefs, gap, judge, judged, recovering
 from ._folds import Fold, make_folds, spread
-from ._maps import CHOOSING, choose_regression
-from ._pixels import fit_maps
+from ._images import fit_image_map
+from ._maps import (
+    CHOOSING,
+    LEADING,
+    Regression,
+    choose_regression,
+    fit_discriminant_map,
+    in_batches,
+)
 from ._report import MEMORYLESS, Report, calibrated, compared, errors_of, regressions
 from ._search import descend, search, warn_of_constants
 
@@ -121,8 +128,8 @@ def learn_filter(
 
     1. Observations are mapped to at most 100 coordinates in units of their noise
        (`DiscriminantMap`), fitted to what each fold learns from. The kernel sees the first 20, a
-       test of the belief all of them. Of images the test sees the mean embedding of their pixels
-       (`ImageMap`): what colors they hold, not where.
+       test of the belief all of them. Of images the test sees learned coordinates
+       (`fit_image_map`): what tells states apart that look alike, wherever it is in an image.
        States are scaled by their standard deviation.
     2. Bandwidths, regularizers, truncation and the estimator are searched. Bandwidths and
        regularizers are then tuned by Adam. The error of a candidate is the mean distance of its
@@ -133,8 +140,8 @@ def learn_filter(
        observation does on average: a lost filter is as bad as one without memory, not worse.
     3. Where the error becomes at least 1 % less, the filter gets a rival (`RivalFilter`), or a test
        of its belief by all coordinates (`fit_cusum_restart`), whichever is better. The test is
-       tried where wrong beliefs do not come back. Runs from the true state may not become worse.
-       `filt.base` is the filter without, at half the cost.
+       tried where wrong beliefs do not come back. Runs from the true state may not become worse, by
+       a test a little. `filt.base` is the filter without, at half the cost.
     4. The filter is fitted to all data.
 
     **Arguments:**
@@ -194,12 +201,22 @@ def learn_filter(
         setting, values = _best(settings, folds, step, fixed, bar)
         values = _tuned(setting, folds, values, fixed)
         bar.update(STEPS)
-        setting, runs = recovering(setting, folds, values)
+        setting, folds, runs = recovering(setting, folds, values)
     views = None
     if chosen is not None:
-        views = fit_maps(chosen, *take(triple[:2], spread(total, MAPPED)))
+        views = _views(setting, chosen, *take(triple[:2], spread(total, MAPPED)))
     report = _report(setting, folds, values, runs, rivals)
     return _fit(setting, values, triple, views), report
+
+
+def _views(setting: Setting, chosen: Regression, states: Points, observations: Array) -> Views:
+    """What the kernel and what a test of the belief see of an observation."""
+    tested = fit_discriminant_map(chosen, states, observations)
+    seen = tested.leading(LEADING)
+    if setting.cusum is None or observations.ndim not in (3, 4):
+        return seen, tested
+    codes, key = in_batches(seen, observations), jax.random.key(0)
+    return seen, fit_image_map(chosen[0], states, observations, codes, key=key)
 
 
 #: One program in place of a hundred small ones.

@@ -1,7 +1,7 @@
 """Held-out stretches of training sequences, as arrays of one shape."""
 
-import functools
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -11,17 +11,21 @@ import numpy as np
 
 from .._checks import size, take
 from .._numerics import evenly
-from .._typing import Array, Points
+from .._typing import Array, Float, Points
 from ..filtering import delay_embedding, transitions
 from ..rules import AbstractConditional
+from ._images import fit_image_map
 from ._maps import (
     BLOCK,
+    LEADING,
     Regression,
+    distances,
+    fit_discriminant_map,
+    in_batches,
     in_blocks,
     predicted,
     regression,
 )
-from ._pixels import fit_maps, mapped
 
 #: Folds, steps of a stretch, steps of all stretches together, and pairs that are learned from while
 #: choosing: 2 000 pairs then take minutes on two cores.
@@ -34,13 +38,15 @@ class Fold(eqx.Module):
     """What one split learns from, and the stretches `[w, l, ...]` that it is tested on.
 
     - `states`, `codes`, `successors`: training triples `[m, ...]`, observations as coordinates of
-      `fit_maps`.
+      `fit_discriminant_map`.
     - `history`, `query_history`: the last observations, for regressions on a window.
     - `truth`, `queries`: states and coordinates of the observations of w stretches of l steps.
     - `redrawn`: the same observations with noise of another time at a similar state.
     - `wrong`: for each stretch a far state whose observation is most like its first.
     - `leading`: how many coordinates kernels see; tests of beliefs see the others. None where
       observations are as they are.
+    - `images`: training observations and queries as they are, where these are images. Their codes
+      are the leading ones, until `with_image_codes` adds the others.
     """
 
     states: Points
@@ -53,6 +59,7 @@ class Fold(eqx.Module):
     history: Any
     query_history: Any
     leading: int | None = eqx.field(static=True)
+    images: tuple[Array, Array] | None = None
 
     def seen(self, coordinates: Any) -> Any:
         """What kernels see of coordinates."""
@@ -103,20 +110,11 @@ def spread(total: int, count: int) -> np.ndarray:
     return evenly(total, in_blocks(min(total, count)))
 
 
-def distances(first: Any, second: Any) -> np.ndarray:
-    """Euclidean distances of rows of any shape."""
-    a, b = (np.asarray(rows, float).reshape(len(rows), -1) for rows in (first, second))
-    center = b.mean(0)  # far from the origin the squares would cancel
-    a, b = a - center, b - center
-    squares = (a**2).sum(1)[:, None] + (b**2).sum(1) - 2 * a @ b.T
-    return np.sqrt(np.maximum(squares, 0))
-
-
 def make_folds(states: Any, observations: Any, chosen: Regression | None) -> Fold:
     """The folds, stacked along a leading axis.
 
-    `chosen` is the kernel and the ridge of the regression that `fit_maps` takes, or None to leave
-    the observations as they are.
+    `chosen` is the kernel and the ridge of the regression that `fit_discriminant_map` takes, or
+    None to leave the observations as they are.
     """
     splits = split(states, observations)
     triples = [transitions([s for s, _ in learn], [o for _, o in learn]) for learn, _ in splits]
@@ -148,17 +146,17 @@ def _fold(
     sequences, seen = [s for s, _ in learn], [o for _, o in learn]
     states, observations, successors = take(transitions(sequences, seen), rows)
     truth, queries = jax.tree.map(lambda *leaves: jnp.stack(leaves), *windows)
-    count = None
+    count = images = None
     if chosen is None:
         codes, redrawn = observations, queries
     else:
-        maps = fit_maps(chosen, states, observations)
-        count = maps[0].matrix.shape[1]
-        coordinates = functools.partial(mapped, maps)
-        seen = [coordinates(one) for one in seen]
+        function = fit_discriminant_map(chosen, states, observations)
+        count = min(LEADING, function.matrix.shape[1])
+        if observations.ndim in (3, 4):
+            images, function = (observations, queries), function.leading(count)
+        seen = [in_batches(function, one) for one in seen]
         codes = transitions(sequences, seen)[1][rows]
-        flat = coordinates(queries.reshape(-1, *queries.shape[2:]))
-        queries = flat.reshape(*queries.shape[:2], -1)
+        queries = _of_stretches(function, queries)
         redrawn = _with_other_noise(regression(chosen, states, codes), truth, queries)
     history = query_history = None
 
@@ -174,7 +172,39 @@ def _fold(
     far = apart >= np.median(apart, axis=1, keepdims=True)
     wrong = states[np.argmin(np.where(far, unlike, np.inf), axis=1)]
     runs = truth, queries, redrawn, wrong
-    return Fold(states, codes, successors, *runs, history, query_history, count)
+    return Fold(states, codes, successors, *runs, history, query_history, count, images)
+
+
+def _of_stretches(function: Callable, queries: Points) -> Float[Array, "w l r"]:
+    flat = in_batches(function, queries.reshape(-1, *queries.shape[2:]))
+    return flat.reshape(*queries.shape[:2], -1)
+
+
+def with_image_codes(chosen: Regression, folds: Fold) -> Fold:
+    """The folds with coordinates of `fit_image_map` behind those that kernels see."""
+
+    def one(fold: Fold) -> Fold:
+        images, queries = fold.images  # pyright: ignore[reportGeneralTypeIssues]
+        codes = fold.seen(fold.codes)
+        key = jax.random.key(0)
+        function = fit_image_map(chosen[0], fold.states, images, codes, key=key)
+        more, asked = in_batches(function, images), _of_stretches(function, queries)
+        redrawn = _with_other_noise(regression(chosen, fold.states, more), fold.truth, asked)
+        return eqx.tree_at(
+            lambda f: (f.codes, f.queries, f.redrawn),
+            fold,
+            [
+                jnp.concatenate(parts, axis=-1)
+                for parts in (
+                    (codes, more),
+                    (fold.seen(fold.queries), asked),
+                    (fold.seen(fold.redrawn), redrawn),
+                )
+            ],
+        )
+
+    found = [one(take(folds, index)) for index in range(folds.truth.shape[0])]
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *found)
 
 
 def _with_other_noise(model: AbstractConditional, truth: Points, seen: Array) -> Array:

@@ -1,10 +1,12 @@
 """A linear map of observations in whose coordinates noise is alike and states differ."""
 
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from .._numerics import matmul
 from .._typing import Array, ArrayLike, Float, Point, Points
@@ -24,6 +26,8 @@ CHOOSING = 600
 #: Successive points that are left out together: neighbors in time resemble each other.
 BLOCK = 20
 RIDGES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
+#: Observations that are mapped at a time.
+_BATCH = 50
 
 
 class DiscriminantMap(eqx.Module):
@@ -44,6 +48,25 @@ class DiscriminantMap(eqx.Module):
     def __call__(self, observation: Point) -> Float[Array, " r"]:
         row = as_rows(observation[None], self.counts, self.center.dtype)[0]
         return matmul(row - self.center, self.matrix)
+
+    def leading(self, count: int) -> "DiscriminantMap":
+        """The map to its first coordinates."""
+        return DiscriminantMap(self.center, self.matrix[:, :count], self.counts)
+
+
+@eqx.filter_jit
+def in_batches(function: Callable[[Point], Array], points: Points) -> Float[Array, "n r"]:
+    """A function of one point at all points. What lies between may be large: some at a time."""
+    return lax.map(function, points, batch_size=_BATCH)
+
+
+def distances(first: Any, second: Any) -> np.ndarray:
+    """Euclidean distances of rows of any shape."""
+    a, b = (np.asarray(rows, float).reshape(len(rows), -1) for rows in (first, second))
+    center = b.mean(0)  # far from the origin the squares would cancel
+    a, b = a - center, b - center
+    squares = (a**2).sum(1)[:, None] + (b**2).sum(1) - 2 * a @ b.T
+    return np.sqrt(np.maximum(squares, 0))
 
 
 def as_rows(observations: Points, counts: bool, dtype: Any = None) -> Float[Array, "n p"]:
