@@ -457,6 +457,7 @@ EAGER = {
     "hypotheses.pgmpy_test": ON_THE_HOST,
     "learn_conditional": "a search on the host, of compiled programs",
     "learn_filter": "a search on the host, of compiled programs",
+    "learning.fit_image_map": "a loop on the host over a compiled step, for progress",
     "learning.learn_features": "a loop on the host over a compiled step, for progress",
     "learning.learn_forecast": "a search on the host, of compiled programs",
     "learning.learn_instrument": "a search on the host, of compiled programs",

@@ -30,6 +30,7 @@ FOUND = {
         n["mean_at"](n["model"], n["x"][0, :1]), n["x"][0, 0], atol=0.1
     ),
     "guide/filters.md": lambda n: float(jnp.mean((n["estimates"] - n["new_states"]) ** 2)) < 0.2,
+    "guide/look-alikes.md": lambda n: float(n["error"][-1]) < 0.3,
     "guide/conditional.md": lambda n: abs(float(n["kbr"].mean(n["posterior"])[0]) - 1) < 0.1,
     "guide/forecasts.md": lambda n: abs(float(jnp.mean(n["inside"])) - 0.9) < 0.15,
     "guide/features.md": lambda n: (

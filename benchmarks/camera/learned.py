@@ -43,13 +43,6 @@ from .selection import folds, prior_around, product
 
 SEEDS, STEPS, BATCH = (0, 1, 2), 1200, 64
 WITHIN = 40  # frames for the way back from a wrong start without a test
-#: As `learn_filter` tests beliefs of images.
-TEST: dict[str, Any] = {
-    "regularizer": 1e-4,
-    "observation_regularizer": 1e-3,
-    "slack": 2.0,
-    "threshold": 8.0,
-}
 QUARTER = np.array([[0, 1, 0], [-1, 0, 0], [0, 0, 1]], np.float32)
 OPTIMIZER = optax.chain(
     optax.clip_by_global_norm(1.0), optax.adamw(optax.cosine_decay_schedule(2e-3, STEPS))
@@ -233,7 +226,6 @@ def tested_filter(
         lambda row: found(row[count:].reshape(20, 20, 3)),
         kbr.decode_rotation,
         kernel=kernel,
-        **TEST,
     )
 
 

@@ -21,6 +21,7 @@ from ..filtering import (
     init_filter,
     run_filter,
 )
+from ..filtering._cusum import SLACK, THRESHOLD
 from ..kernels import AbstractKernel, Gaussian, Warped
 from ..rules import Clipping
 from ..tuning import leave_out_loss
@@ -33,14 +34,8 @@ from ._report import errors_of
 RANK, ACTIVE = 150, 100
 #: Pairs that a map, and a test of the belief, are fitted to.
 MAPPED = 2000
-#: Evidence at which a rival replaces a belief; slack and threshold of a test of the belief. In the
-#: look-alike room a test with these left at most 23 of 1760 frames half a turn wrong on eight sides
-#: and variances. The slack 1 and the threshold 8 have smaller held-out errors, because a third of
-#: the held-out runs starts wrong; they left up to 132 frames wrong.
-RIVALS, CUSUM = (0.5, 1.0, 2.0), (2.0, 5.0)
-#: Regularizers of the alternatives to a belief and of the regression in its test, and the pairs
-#: that the test needs.
-ALTERNATIVE, RIDGE, LEAST = 1e-3, 1e-4, 200
+#: Evidence at which a rival replaces a belief, and the pairs that a test of the belief needs.
+RIVALS, LEAST = (0.5, 1.0, 2.0), 200
 #: Share of the error by which held-out runs must gain from either, and of the error without memory
 #: that runs from the true state may lose. With rivals that did no harm the mean error on a
 #: rat's spikes was 6.14 cm; with this rule it is 6.00 (`python -m benchmarks.rat.decoding spikes`).
@@ -102,15 +97,12 @@ class Setting(eqx.Module):
             max_active=min(ACTIVE, size(states)),
         )
         if self.cusum is not None and views is not None and self.regression is not None:
-            ridge = max(RIDGE, 100 * float(jnp.finfo(self.scale.dtype).eps))
             return fit_cusum_restart(
                 base,
                 take((states, observations), spread(size(states), MAPPED)),
                 views[1],
                 self.decode or mean,
                 kernel=self.regression[0],
-                regularizer=ridge,
-                observation_regularizer=ALTERNATIVE,
                 slack=self.cusum[0],
                 threshold=self.cusum[1],
             )
@@ -226,7 +218,7 @@ def recovering(
     ways: list[tuple[dict[str, Any], float]] = [({"rival": jnp.asarray(RIVALS)}, MARGIN)]
     # A belief that comes back by itself needs no test.
     if wrong > lost and folds.leading is not None and folds.states.shape[1] >= LEAST:
-        ways.append(({"cusum": jnp.asarray([CUSUM])}, LOSS))
+        ways.append(({"cusum": jnp.asarray([[SLACK, THRESHOLD]])}, LOSS))
     for options, share in ways:
         if "cusum" in options and folds.images is not None and setting.regression is not None:
             folds = with_image_codes(setting.regression, folds)

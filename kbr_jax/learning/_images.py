@@ -13,6 +13,7 @@ from jax.tree_util import Partial
 from .._checks import as_points, as_regularizer, check_finite, check_same_size, take
 from .._numerics import matmul
 from .._typing import Array, ArrayLike, Float, Points, PRNGKeyArray
+from ..filtering._cusum import EXCLUSION
 from ..filtering._discriminant import residual_operators
 from ..kernels import KernelLike, kernel_for
 from ..tuning import tune
@@ -28,9 +29,6 @@ from ._maps import are_counts, as_rows, block_of, distances, in_batches
 _SIDE, _HIDDEN, _OUTPUTS, STEPS, _RATE, _WINDOWS = 5, 32, 8, 300, 0.03, 5
 #: Pixels of a side at most: neighbors are averaged.
 _PIXELS = 32
-#: Share of a kernel's largest value above which states are too near to be look-alikes, as in
-#: `fit_cusum_restart`.
-EXCLUSION = 0.05
 #: One object, so that all calls share a compiled step.
 _OPTIMIZER = optax.chain(
     optax.clip_by_global_norm(1.0), optax.adam(optax.cosine_decay_schedule(_RATE, STEPS))
