@@ -694,6 +694,16 @@ def test_features_are_trained_in_single_precision():
     assert net.weight.dtype == jnp.float32 and bool(jnp.isfinite(course.value))
 
 
+def test_maps_of_images_are_in_single_precision(monkeypatch):
+    monkeypatch.setattr(kbr.learning._images, "STEPS", 1)
+    images = jnp.asarray(RNG.normal(size=(40, 6, 6)), jnp.float32)
+    found = kbr.learning.fit_image_map(
+        KERNEL, images[:, 0, 0], images, images[:, 0], key=jax.random.key(0)
+    )
+    values = jax.vmap(found)(images)
+    assert values.dtype == jnp.float32 and bool(jnp.all(jnp.isfinite(values)))
+
+
 def test_causal_curves():
     """E[Y | do(a)] = a where u drives the dose and the outcome, by every estimator."""
     rng = np.random.default_rng(1)
