@@ -42,7 +42,7 @@ def estimates(filt: kbr.filtering.AbstractFilter, frames: np.ndarray) -> np.ndar
     return np.concatenate(found)
 
 
-def repetition(half: str, time: str, variance: float, seed: int) -> dict[str, float | str]:
+def repetition(half: str, time: str, variance: float, seed: int) -> dict[str, int | float | str]:
     data = camera.load("camera_lookalike", variance, seed, np.float64)
     data = data._replace(frames=data.frames.reshape(-1, 20, 20, 3))
     training, (truth, tests) = sides(data, half, time)
@@ -51,6 +51,7 @@ def repetition(half: str, time: str, variance: float, seed: int) -> dict[str, fl
     )
     errors = camera.frobenius(estimates(filt, tests), truth)
     return {
+        "seed": seed,
         "mean": float(errors.mean()),
         "median": float(np.median(errors)),
         "half a turn wrong": int(np.sum(errors[FIRST:] > WRONG)),
