@@ -8,7 +8,15 @@ from helpers import closeness
 
 import kbr_jax as kbr
 from kbr_jax.filtering._discriminant import residual_operators
-from kbr_jax.learning import ImageMap, _filter, _folds, _images, _maps, fit_image_map
+from kbr_jax.learning import (
+    ImageMap,
+    _candidates,
+    _filter,
+    _folds,
+    _images,
+    _maps,
+    fit_image_map,
+)
 
 KEY = jax.random.key(0)
 close = closeness(1e-9, 1e-12)
@@ -143,6 +151,58 @@ def test_images_of_a_filter_are_mapped_where_beliefs_are_tested(untrained_maps):
         _filter._views(setting, chosen, states, images.reshape(120, -1))[1],
         kbr.learning.DiscriminantMap,
     )
+
+
+@pytest.mark.parametrize(
+    ("error", "begun", "chosen"), [(0.9, 0.59, True), (0.995, 0.5, False), (0.9, 0.61, False)]
+)
+def test_a_test_of_beliefs_must_earn_its_place(monkeypatch, untrained_maps, error, begun, chosen):
+    """It may lose a tenth of the error without memory, here 1, in runs from the true state, .5."""
+
+    def mean_of_folds(one, setting, folds, values):
+        if one is _candidates.judge:
+            return np.array([1.0, 0.5, 3.0]), jnp.zeros((1, 3, 2, 2))
+        found = [error, begun, 1.0] if "cusum" in one.args[0] else [2.0, 0.5, 3.0]
+        return np.array([found]), jnp.ones((1, 1, 3, 2, 2))
+
+    monkeypatch.setattr(_candidates, "_mean_of_folds", mean_of_folds)
+    monkeypatch.setattr(_candidates, "LEAST", 50)
+    states, images, _ = (jnp.asarray(part) for part in lamps())
+    one, regression = jnp.asarray(1.0), (kbr.Gaussian(0.5), 1e-3)
+    setting = _filter.Setting(one, one, None, None, None, "pairs", one, regression)
+    folds = _folds.make_folds(states, images, regression)
+    found, seen, runs = _candidates.recovering(setting, folds, {})
+    assert (found.cusum is not None) == chosen and found.rival is None
+    assert seen.codes.shape[-1] == _maps.LEADING + 8 * chosen
+    close(runs, jnp.full((1, 3, 2, 2), float(chosen)))
+
+
+@pytest.mark.parametrize("width", [0.3, 100.0])
+def test_states_and_images_of_any_precision_and_distance(untrained_maps, width):
+    """With the wide kernel no state is far: the farthest ones are the look-alikes."""
+    states, images, codes = lamps(40)
+    seen = []
+    original = _images.residual_operators
+
+    def operators(kernel, states, rivals, noise, block):
+        seen.append(np.asarray(rivals))
+        return original(kernel, states, rivals, noise, block)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_images, "residual_operators", operators)
+        found = fit_image_map(
+            kbr.Gaussian(width),
+            jnp.asarray(states, jnp.float32),
+            (255 * images).astype(np.uint8),
+            codes,
+            key=KEY,
+        )
+    assert found.counts and bool(jnp.all(jnp.isfinite(found.offset)))
+    apart = np.linalg.norm(seen[0] - states, axis=1)
+    assert apart.min() > 0.7
+    if width > 1:
+        every = np.linalg.norm(states[:, None] - states[None], axis=-1)
+        close(apart, every.max(axis=1), 1e-2)
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ class ImageMap(eqx.Module):
     offset: Float[Array, " r"]
     counts: bool = eqx.field(static=True)
 
-    def __call__(self, image: Float[Array, "h w *c"]) -> Float[Array, " r"]:
+    def __call__(self, image: Array) -> Float[Array, " r"]:
         pixels = _small(image[None], self.counts, self.center.dtype)
         return self.of_pixels((pixels - self.center) / self.scale)[0] - self.offset
 
@@ -153,12 +153,12 @@ def fit_image_map(
     r"""Learn coordinates of images that tell each state from its look-alike.
 
     The look-alike $r_i$ of a training state $s_i$ is the state whose codes are most like its own,
-    among states whose kernel with $s_i$ is below 5 % of its maximum. With ridge regression m from
-    states to the coordinates z of `ImageMap`, and its standardized residuals $u_i$ of the states
-    (left out in blocks) and $v_i$ of the look-alikes, the network maximizes the mean of Student's
-    log-likelihood ratio $2 \log(1 + v_i^2 / 3) - 2 \log(1 + u_i^2 / 3)$, both in units of the root
-    mean square of u. It is the evidence that `fit_cusum_restart` adds up. 300 steps of Adam, in
-    float32.
+    among states whose kernel with $s_i$ is at most 5 % of its maximum; if there is none, the
+    farthest state. With ridge regression m from states to the coordinates z of `ImageMap`, and its
+    standardized residuals $u_i$ of the states (left out in blocks) and $v_i$ of the look-alikes,
+    the network maximizes the mean of Student's log-likelihood ratio
+    $2 \log(1 + v_i^2 / 3) - 2 \log(1 + u_i^2 / 3)$, both in units of the root mean square of u. It
+    is the evidence that `fit_cusum_restart` adds up. 300 steps of Adam, in float32.
 
     **Arguments:**
 
@@ -186,11 +186,12 @@ def fit_image_map(
     center, scale = jnp.mean(pixels, axis=(0, 1, 2)), jnp.std(pixels, axis=(0, 1, 2))
     scale = jnp.maximum(scale, jnp.finfo(scale.dtype).tiny ** 0.5)
     pixels = (pixels - center) / scale
-    noise = count * as_regularizer(regularizer, "regularizer", pixels.dtype)
     gram = kernel.gram(states, states)
-    near = np.asarray(gram > EXCLUSION * kernel.diagonal(states)[:, None])
-    unlike = np.where(near, np.inf, distances(codes, codes))
-    rivals = take(states, np.argmin(unlike, axis=1))
+    noise = count * as_regularizer(regularizer, "regularizer", gram.dtype)
+    far = np.asarray(gram <= EXCLUSION * kernel.diagonal(states)[:, None])
+    unlike = np.where(far, distances(codes, codes), np.inf)
+    farthest = np.asarray(jnp.argmin(gram, axis=1))
+    rivals = take(states, np.where(far.any(axis=1), np.argmin(unlike, axis=1), farthest))
     operators = residual_operators(kernel, states, rivals, noise, block_of(count))[1:]
     first, steps = jax.random.split(key)
     single = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), (pixels, operators))
