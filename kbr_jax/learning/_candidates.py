@@ -158,9 +158,8 @@ def _runs(setting: Setting, values: dict, fold: Fold) -> Float[Array, "3 w l"]:
 @eqx.filter_jit
 def judge(
     setting: Setting, fold: Fold, values: dict
-) -> tuple[Float[Array, "3"], Float[Array, "3 w l"]]:
-    """Mean errors: of all runs, of those from the true state, of those from a wrong belief; and the
-    errors of all runs.
+) -> tuple[Float[Array, "5"], Float[Array, "3 w l"]]:
+    """What `summary` needs of one fold, and the errors of all runs.
 
     A wrong belief has a quarter of a stretch to come back. A stretch costs no more than an estimate
     without memory: where states look alike nothing in a stretch may tell them apart, and a filter
@@ -170,21 +169,36 @@ def judge(
     right, begun, wrong = runs
     wrong = wrong[:, wrong.shape[1] // 4 :]
     stretches = jnp.stack([jnp.mean(errors, axis=1) for errors in (right, begun, wrong)])
-    error = jnp.mean(jnp.minimum(stretches, setting.lost.astype(stretches.dtype)))
-    return jnp.stack([error, jnp.mean(begun), jnp.mean(wrong)]), runs
+    kinds = jnp.mean(jnp.minimum(stretches, setting.lost.astype(stretches.dtype)), axis=1)
+    return jnp.concatenate([kinds, jnp.stack([jnp.mean(begun), jnp.mean(wrong)])]), runs
+
+
+@jax.jit
+def summary(parts: Float[Array, "*o 5"]) -> Float[Array, "*o 3"]:
+    """Error of a candidate; mean errors of runs from the true state, and from a wrong belief.
+
+    The first is the geometric mean over the three kinds of runs. Where states look alike some kinds
+    are lost by chance, and in an arithmetic mean chance decided: the kind that differs between
+    candidates was small. Held-out errors chose 48 of 60 candidates in random order; mean errors of
+    the chosen ones in tests from the true state, for both means: look-alike room .08, .41, .11 and
+    .06, .07, .09; a walker .091 and .072; a rat .141 and .141; rotation .22 and .22.
+    """
+    kinds = jnp.maximum(parts[..., :3], jnp.finfo(parts.dtype).tiny)
+    error = jnp.exp(jnp.mean(jnp.log(kinds), axis=-1, keepdims=True))
+    return jnp.concatenate([error, parts[..., 3:]], axis=-1)
 
 
 def judged(setting: Setting, folds: Fold, values: dict, limit: float = np.inf) -> np.ndarray:
-    """The three errors `[3]` over all folds.
+    """The `summary` of all folds.
 
-    Where the first cannot be below `limit`, a number above it, without the other folds.
+    Where its first number cannot be below `limit`, a number above that, without the other folds.
     """
-    total, count = np.zeros(3), folds.truth.shape[0]
+    total, count = np.zeros(5), folds.truth.shape[0]
     for index in range(count):
         total += np.asarray(judge(setting, take(folds, index), values)[0], float)
-        if total[0] > limit * count:
+        if not summary(total / count)[0] <= limit:
             break
-    return total / count
+    return np.asarray(summary(total / count))
 
 
 @eqx.filter_jit
@@ -243,7 +257,7 @@ def _with(setting: Setting, option: dict) -> Setting:
 @eqx.filter_jit
 def _judge_options(
     options: dict, setting: Setting, fold: Fold, values: dict
-) -> tuple[Float[Array, "o 3"], Float[Array, "o 3 w l"]]:
+) -> tuple[Float[Array, "o 5"], Float[Array, "o 3 w l"]]:
     """As `judge`, for each option. What does not depend on it is fitted once."""
     return jax.vmap(lambda option: judge(_with(setting, option), fold, values))(options)
 
@@ -251,9 +265,10 @@ def _judge_options(
 def _mean_of_folds(
     one: Callable, setting: Setting, folds: Fold, values: dict
 ) -> tuple[np.ndarray, Array]:
-    """Mean errors over all folds, and the errors of all runs."""
+    """The `summary` of all folds, and the errors of all runs."""
     count = folds.truth.shape[0]
     errors, runs = zip(
         *(one(setting, take(folds, index), values) for index in range(count)), strict=True
     )
-    return np.mean([np.asarray(error, float) for error in errors], axis=0), jnp.stack(runs)
+    parts = np.mean([np.asarray(error, float) for error in errors], axis=0)
+    return np.asarray(summary(parts)), jnp.stack(runs)

@@ -22,7 +22,7 @@ from ..kernels import (
     median_heuristic,
 )
 from ..tuning._progress import Progress, progress_bar
-from ._candidates import MAPPED, Setting, Views, beliefs, gap, judge, judged, recovering
+from ._candidates import MAPPED, Setting, Views, beliefs, gap, judge, judged, recovering, summary
 from ._folds import Fold, make_folds, spread
 from ._images import fit_image_map
 from ._maps import (
@@ -43,7 +43,7 @@ OPTIMIZER = optax.adam(RATE)
 #: Ranges that are searched. Bandwidths are in units of the states' scale and of the median distance
 #: of observations.
 RANGES = {
-    "bandwidth_states": (0.05, 1.0),
+    "bandwidth_states": (0.05, 1.5),
     "bandwidth_observations": (0.1, 1.5),
     "regularizer": (1e-7, 1e-1),
     "posterior_regularizer": (1e-8, 1e-2),
@@ -245,7 +245,8 @@ def _tuned(setting: Setting, folds: Fold, values: dict, fixed: dict) -> dict:
 
 def _loss(setting: Setting, folds: Fold, values: dict, free: dict) -> Float[Array, ""]:
     """The score in one program, for gradients."""
-    return jnp.mean(jax.vmap(lambda fold: judge(setting, fold, {**values, **free})[0][0])(folds))
+    parts = jax.vmap(lambda fold: judge(setting, fold, {**values, **free})[0])(folds)
+    return summary(jnp.mean(parts, axis=0))[0]
 
 
 def _written(cusum: Array) -> str:
