@@ -132,12 +132,13 @@ def learn_filter(
        (`fit_image_map`): what tells states apart that look alike, wherever it is in an image.
        States are scaled by their standard deviation.
     2. Bandwidths, regularizers, truncation and the estimator are searched. Bandwidths and
-       regularizers are then tuned by Adam. The error of a candidate is the mean distance of its
+       regularizers are then tuned by Adam. The error of a candidate is the distance of its
        estimates to held-out states, in three runs of each stretch. One starts from the marginal of
        the states, and has a gap. One starts from the true state. One starts from a wrong belief,
        at the far state whose observation is most like the first, and has the noise of another time;
        it counts after a quarter of the stretch. No stretch costs more than ridge regression on one
-       observation does on average: a lost filter is as bad as one without memory, not worse.
+       observation does on average: a lost filter is as bad as one without memory, not worse. The
+       score is the geometric mean of the three mean errors.
     3. Where the error becomes at least 1 % less, the filter gets a rival (`RivalFilter`), or a test
        of its belief by all coordinates (`fit_cusum_restart`), whichever is better. The test is
        tried where wrong beliefs do not come back. Runs from the true state may not become worse, by
