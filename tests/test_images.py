@@ -161,8 +161,9 @@ def test_a_test_of_beliefs_must_earn_its_place(monkeypatch, untrained_maps, erro
 
     def mean_of_folds(one, setting, folds, values):
         if one is _candidates.judge:
-            return np.array([1.0, 0.5, 3.0]), jnp.zeros((1, 3, 2, 2))
-        found = [error, begun, 1.0] if "cusum" in one.args[0] else [2.0, 0.5, 3.0]
+            return np.array([0.5, 0.5, 2.0, 0.5, 3.0]), jnp.zeros((1, 3, 2, 2))
+        tested = [0.2, begun, 3 * error - begun - 0.2, begun, 1.0]
+        found = tested if "cusum" in one.args[0] else [2.0, 2.0, 2.0, 0.5, 3.0]
         return np.array([found]), jnp.ones((1, 1, 3, 2, 2))
 
     monkeypatch.setattr(_candidates, "_mean_of_folds", mean_of_folds)

@@ -248,8 +248,9 @@ def test_a_lost_stretch_costs_what_one_without_memory_does():
     lost = np.median([right, begun, wrong])
     for limit in (np.inf, lost):
         kinds = np.minimum([right, begun, wrong], limit).mean(1)
-        found = _candidates.summary(_candidates.judge(setting(limit), fold, values)[0])
-        close(found, np.array([kinds.prod() ** (1 / 3), begun.mean(), wrong.mean()]), 1e-8)
+        found = _candidates.judge(setting(limit), fold, values)[0]
+        close(found, np.array([*kinds, begun.mean(), wrong.mean()]), 1e-8)
+        close(_candidates.score(found), kinds.prod() ** (1 / 3), 1e-8)
 
 
 @pytest.mark.parametrize(
@@ -259,8 +260,9 @@ def test_a_rival_must_earn_its_place(monkeypatch, error, begun, chosen):
     def mean_of_folds(one, setting, folds, values):
         runs = jnp.broadcast_to(jnp.arange(3.0)[:, None, None, None], (1, 3, 3, 2, 2))
         if one is _candidates.judge:
-            return np.ones(3), -jnp.ones((1, 3, 2, 2))
-        return np.array([[2.0, 1.0, 1.0], [error, begun, 1.0], [error + 0.01, begun, 1.0]]), runs
+            return np.ones(5), -jnp.ones((1, 3, 2, 2))
+        means = (2.0, 1.0), (error, begun), (error + 0.01, begun)
+        return np.array([[mean, mean, mean, right, 1.0] for mean, right in means]), runs
 
     monkeypatch.setattr(_candidates, "_mean_of_folds", mean_of_folds)
     one = jnp.asarray(1.0)

@@ -22,7 +22,7 @@ from ..kernels import (
     median_heuristic,
 )
 from ..tuning._progress import Progress, progress_bar
-from ._candidates import MAPPED, Setting, Views, beliefs, gap, judge, judged, recovering, summary
+from ._candidates import MAPPED, Setting, Views, beliefs, gap, judge, judged, recovering, score
 from ._folds import Fold, make_folds, spread
 from ._images import fit_image_map
 from ._maps import (
@@ -72,7 +72,7 @@ def _best(
         return {**values, **fixed}
 
     def evaluate(setting, values, limit):
-        return judged(setting, folds, complete(values), limit)[0]
+        return judged(setting, folds, complete(values), limit)
 
     setting, values = search(evaluate, settings, ranges, TRIALS, REFINEMENTS, bar)
     return setting, complete(values)
@@ -240,14 +240,14 @@ def _tuned(setting: Setting, folds: Fold, values: dict, fixed: dict) -> dict:
     except ValueError:  # in float32 a gradient may overflow
         return values
     tuned = {**values, **found}
-    start = judged(setting, folds, values)[0]
-    return tuned if judged(setting, folds, tuned, start)[0] < start else values
+    start = judged(setting, folds, values)
+    return tuned if judged(setting, folds, tuned, start) < start else values
 
 
 def _loss(setting: Setting, folds: Fold, values: dict, free: dict) -> Float[Array, ""]:
     """The score in one program, for gradients."""
-    parts = jax.vmap(lambda fold: judge(setting, fold, {**values, **free})[0])(folds)
-    return summary(jnp.mean(parts, axis=0))[0]
+    errors = jax.vmap(lambda fold: judge(setting, fold, {**values, **free})[0])(folds)
+    return score(jnp.mean(errors, axis=0))
 
 
 def _written(cusum: Array) -> str:
