@@ -323,6 +323,21 @@ def test_a_belief_is_tested_by_all_coordinates():
         assert float(jnp.max(errors[-20:])) < 0.3
 
 
+def test_a_belief_in_folds_is_tested_by_all_coordinates():
+    """They may be as few as the kernel sees."""
+    states, seen = walk(150, 4)
+    regression, one = (kbr.Gaussian(0.4), 1e-3), jnp.asarray(1.0)
+    fold = jax.tree.map(lambda leaf: leaf[0], _folds.make_folds(states, seen[:, :2], regression))
+    assert fold.leading == fold.codes.shape[-1]
+    values = dict(zip(_filter.RANGES, jnp.array([0.4, 0.3, 1e-3, 1e-4, 0.1]), strict=True))
+    setting = _candidates.Setting(
+        one, one, None, None, None, "pairs", one, regression, cusum=jnp.array([3.0, 8.0])
+    )
+    filt = _candidates._of_fold(setting, values, fold)
+    assert isinstance(filt, kbr.filtering.CusumRestartFilter)
+    close(filt.features(fold.codes[0]), fold.codes[0], 0.0)
+
+
 def test_a_given_kernel_of_observations_sees_them_as_they_are(monkeypatch):
     values = dict(zip(_filter.RANGES, jnp.array([0.4, 1.0, 1e-3, 1e-4, 0.1]), strict=True))
     monkeypatch.setattr(_filter, "_best", lambda settings, *_: (settings[0], values))

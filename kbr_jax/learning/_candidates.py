@@ -122,7 +122,8 @@ def _of_fold(setting: Setting, values: dict, fold: Fold) -> AbstractFilter:
     """A candidate, from what one split learns from."""
     views = None
     if fold.leading is not None:
-        views = (lambda code: code[: fold.leading]), (lambda code: code[fold.leading :])
+        others = None if fold.images is None else fold.leading
+        views = (lambda code: code[: fold.leading]), (lambda code: code[others:])
     return setting.fit(values, (fold.states, fold.codes, fold.successors), views)
 
 

@@ -43,8 +43,8 @@ class Fold(eqx.Module):
     - `truth`, `queries`: states and coordinates of the observations of w stretches of l steps.
     - `redrawn`: the same observations with noise of another time at a similar state.
     - `wrong`: for each stretch a far state whose observation is most like its first.
-    - `leading`: how many coordinates kernels see; tests of beliefs see the others. None where
-      observations are as they are.
+    - `leading`: how many coordinates kernels see; tests of beliefs see all, of images the others.
+      None where observations are as they are.
     - `images`: training observations and queries as they are, where these are images. Their codes
       are the leading ones, until `with_image_codes` adds the others.
     """
