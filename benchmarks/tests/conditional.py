@@ -6,9 +6,9 @@ Three parts. Index models: x and y follow one direction of z and share noise or 
 models (the setting of Zhang et al. 2011) with 1 to 10 variables in z. Simulated nulls on car
 insurance premiums: x says whether a zip code is of a minority, y is the premium and z the risk in
 20 steps, and x is permuted among equal z. These tables are in `data/car-insurance-public/data` of
-github.com/felipemaiapolo/cit (MIT); the folder has them in `car-insurance`. KCI has two rows: with
-its fixed widths and ridges, and with those that Gaussian processes choose, as published. The second
-takes seconds for a test of 500 rows and is not in the third part.
+github.com/felipemaiapolo/cit (MIT); the folder has them in `car-insurance`. KCI has two columns:
+with its fixed widths and ridges, and with those that Gaussian processes choose, as published. The
+second takes seconds for a test of 500 rows and is not in the third part.
 """
 
 import csv

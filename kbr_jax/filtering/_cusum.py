@@ -36,7 +36,8 @@ _BATCH, _ENTRIES = 20, 2**24
 #: with this slack and threshold left no frame of 1760 half a turn wrong on six sides and variances.
 #: With the threshold 5 it was 38 frames on one of them: a right belief was left. With the slack 3
 #: there were none either, and wrong beliefs were left later. With the slack 1 held-out errors are
-#: smaller, because a third of the held-out runs starts wrong, but up to 132 frames were wrong.
+#: smaller, because a third of the held-out runs starts wrong, but up to 132 frames were wrong
+#: (for filters that an arithmetic mean had chosen, see `score` in `learning/_candidates.py`).
 #: Held-out errors by the regularizer of the features, 1e-5, 1e-4 and 1e-3, at variance .01 and
 #: slack .5: .351, .306 and .398 (second half), .451, .453 and .454 (first half).
 EXCLUSION, SLACK, THRESHOLD = 0.05, 2.0, 8.0

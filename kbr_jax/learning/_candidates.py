@@ -37,8 +37,8 @@ MAPPED = 2000
 #: Evidence at which a rival replaces a belief, and the pairs that a test of the belief needs.
 RIVALS, LEAST = (0.5, 1.0, 2.0), 200
 #: Share of the error by which held-out runs must gain from either, and of the error without memory
-#: that runs from the true state may lose. With rivals that did no harm the mean error on a
-#: rat's spikes was 6.14 cm; with this rule it is 6.00 (`python -m benchmarks.rat.decoding spikes`).
+#: that runs from the true state may lose. With rivals that did no harm the mean error on a rat's
+#: spikes was 6.14 cm, with this rule 6.00 (candidates were then chosen by an arithmetic mean).
 #: Tests may lose more: in the look-alike room at variance .01, second half, they lost .06, in runs
 #: through places without training states, and without a test a wrong start was never left.
 MARGIN, LOSS = 0.01, 0.1
