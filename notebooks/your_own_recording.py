@@ -46,7 +46,7 @@ counts = rng.poisson(rates)  # [T, 30], integers
 # regions hold what they say?
 
 # %%
-filt, report = kbr.learn_filter(states[:450], counts[:450], estimator="pairs", progress=False)
+filt, report = kbr.learn_filter(states[:450], counts[:450], progress=False)
 print(report)
 plotting.plot_report(report)
 plt.show()

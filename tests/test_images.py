@@ -144,7 +144,7 @@ def test_images_of_a_filter_are_mapped_where_beliefs_are_tested(untrained_maps):
     assert isinstance(
         _filter._views(setting, chosen, states, images)[1], kbr.learning.DiscriminantMap
     )
-    setting = _filter.Setting(one, one, None, None, None, "pairs", one, chosen, cusum=jnp.ones(2))
+    setting = _filter.Setting(one, one, None, None, None, "pairs", one, chosen, tested=True)
     seen, tested = _filter._views(setting, chosen, states, images)
     assert isinstance(tested, ImageMap) and seen.matrix.shape[1] == _maps.LEADING
     assert isinstance(
@@ -159,12 +159,11 @@ def test_images_of_a_filter_are_mapped_where_beliefs_are_tested(untrained_maps):
 def test_a_test_of_beliefs_must_earn_its_place(monkeypatch, untrained_maps, error, begun, chosen):
     """It may lose a tenth of the error without memory, here 1, in runs from the true state, .5."""
 
-    def mean_of_folds(one, setting, folds, values):
-        if one is _candidates.judge:
-            return np.array([0.5, 0.5, 2.0, 0.5, 3.0]), jnp.zeros((1, 3, 2, 2))
-        tested = [0.2, begun, 3 * error - begun - 0.2, begun, 1.0]
-        found = tested if "cusum" in one.args[0] else [2.0, 2.0, 2.0, 0.5, 3.0]
-        return np.array([found]), jnp.ones((1, 1, 3, 2, 2))
+    def mean_of_folds(setting, folds, values):
+        if setting.tested:
+            found = [0.2, begun, 3 * error - begun - 0.2, begun, 1.0]
+            return np.array(found), jnp.ones((1, 3, 2, 2))
+        return np.array([0.5, 0.5, 2.0, 0.5, 3.0]), jnp.zeros((1, 3, 2, 2))
 
     monkeypatch.setattr(_candidates, "_mean_of_folds", mean_of_folds)
     monkeypatch.setattr(_candidates, "LEAST", 50)
@@ -173,7 +172,7 @@ def test_a_test_of_beliefs_must_earn_its_place(monkeypatch, untrained_maps, erro
     setting = _filter.Setting(one, one, None, None, None, "pairs", one, regression)
     folds = _folds.make_folds(states, images, regression)
     found, seen, runs = _candidates.recovering(setting, folds, {})
-    assert (found.cusum is not None) == chosen and found.rival is None
+    assert found.tested == chosen
     assert seen.codes.shape[-1] == _maps.LEADING + 8 * chosen
     close(runs, jnp.full((1, 3, 2, 2), float(chosen)))
 

@@ -253,43 +253,6 @@ def test_a_lost_stretch_costs_what_one_without_memory_does():
         close(_candidates.score(found), kinds.prod() ** (1 / 3), 1e-8)
 
 
-@pytest.mark.parametrize(
-    ("error", "begun", "chosen"), [(0.98, 1.0, True), (0.995, 1.0, False), (0.98, 1.02, False)]
-)
-def test_a_rival_must_earn_its_place(monkeypatch, error, begun, chosen):
-    def mean_of_folds(one, setting, folds, values):
-        runs = jnp.broadcast_to(jnp.arange(3.0)[:, None, None, None], (1, 3, 3, 2, 2))
-        if one is _candidates.judge:
-            return np.ones(5), -jnp.ones((1, 3, 2, 2))
-        means = (2.0, 1.0), (error, begun), (error + 0.01, begun)
-        return np.array([[mean, mean, mean, right, 1.0] for mean, right in means]), runs
-
-    monkeypatch.setattr(_candidates, "_mean_of_folds", mean_of_folds)
-    one = jnp.asarray(1.0)
-    setting = _candidates.Setting(one, one, None, None, None, "pairs", one)
-    states, seen = walk(100, 4)
-    folds = _folds.make_folds(states, seen[:, :2], None)
-    found, _, runs = _candidates.recovering(setting, folds, {})
-    assert found.rival == (_candidates.RIVALS[1] if chosen else None)
-    close(runs, jnp.full((1, 3, 2, 2), 1.0 if chosen else -1.0))
-
-
-def test_options_side_by_side_are_judged_as_alone():
-    states, seen = walk(200, 4)
-    folds = _folds.make_folds(states, seen[:, :2], None)
-    fold = jax.tree.map(lambda leaf: leaf[0], folds)
-    values = dict(zip(_filter.RANGES, jnp.array([0.4, 0.3, 1e-3, 1e-4, 0.1]), strict=True))
-    scales = kbr.kernels.coordinate_scale(states), kbr.median_heuristic(seen[:, :2])
-    setting = _candidates.Setting(*scales, None, None, None, "pairs", jnp.asarray(1.0))
-    options = {"rival": jnp.asarray(_candidates.RIVALS)}
-    found = _candidates._judge_options(options, setting, fold, values)
-    for index, rival in enumerate(_candidates.RIVALS):
-        alone = _candidates._with(setting, {"rival": jnp.asarray(rival)})
-        expected = _candidates.judge(alone, fold, values)
-        close(found[0][index], expected[0], 1e-8)
-        close(found[1][index], expected[1], 1e-8)
-
-
 def test_a_belief_is_tested_by_all_coordinates():
     """The kernel sees the first coordinates only, in which states half a turn apart are alike."""
     rng = np.random.default_rng(5)
@@ -310,7 +273,7 @@ def test_a_belief_is_tested_by_all_coordinates():
         "pairs",
         jnp.asarray(1.0),
         regression,
-        cusum=jnp.array([3.0, 8.0]),
+        tested=True,
     )
     views = (lambda point: point[:20], lambda point: point)
     filt = setting.fit(values, kbr.filtering.transitions(states, seen), views)
@@ -330,9 +293,7 @@ def test_a_belief_in_folds_is_tested_by_all_coordinates():
     fold = jax.tree.map(lambda leaf: leaf[0], _folds.make_folds(states, seen[:, :2], regression))
     assert fold.leading == fold.codes.shape[-1]
     values = dict(zip(_filter.RANGES, jnp.array([0.4, 0.3, 1e-3, 1e-4, 0.1]), strict=True))
-    setting = _candidates.Setting(
-        one, one, None, None, None, "pairs", one, regression, cusum=jnp.array([3.0, 8.0])
-    )
+    setting = _candidates.Setting(one, one, None, None, None, "pairs", one, regression, tested=True)
     filt = _candidates._of_fold(setting, values, fold)
     assert isinstance(filt, kbr.filtering.CusumRestartFilter)
     close(filt.features(fold.codes[0]), fold.codes[0], 0.0)
@@ -340,7 +301,7 @@ def test_a_belief_in_folds_is_tested_by_all_coordinates():
 
 def test_a_given_kernel_of_observations_sees_them_as_they_are(monkeypatch):
     values = dict(zip(_filter.RANGES, jnp.array([0.4, 1.0, 1e-3, 1e-4, 0.1]), strict=True))
-    monkeypatch.setattr(_filter, "_best", lambda settings, *_: (settings[0], values))
+    monkeypatch.setattr(_filter, "_best", lambda *_: values)
     monkeypatch.setattr(_filter, "_tuned", lambda setting, folds, values, fixed: values)
     monkeypatch.setattr(_filter, "recovering", lambda setting, folds, _: (setting, folds, None))
     monkeypatch.setattr(_filter, "_report", lambda *_: Report({}, {}, {}, ()))
@@ -358,6 +319,7 @@ def test_a_given_kernel_of_observations_sees_them_as_they_are(monkeypatch):
         landmarks_states=_candidates.RANK,
         clipping=kbr.Clipping(truncation=0.1),
         max_active=_candidates.ACTIVE,
+        estimator="importance",
     )
     runs = [kbr.state_mean(one, kbr.run_filter(one, seen[:9])) for one in (filt, expected)]
     close(*runs, 1e-5, 1e-5)  # most landmarks are near others

@@ -68,7 +68,7 @@ def quick(monkeypatch):
     for module in (_conditional, _filter, _posterior):
         for name, value in (("TRIALS", 4), ("REFINEMENTS", 2), ("STEPS", 2)):
             monkeypatch.setattr(module, name, value)
-    for name, value in (("RIVALS", (1.0,)), ("LEAST", 10**9), ("RANK", 40), ("ACTIVE", 40)):
+    for name, value in (("LEAST", 10**9), ("RANK", 40), ("ACTIVE", 40)):
         monkeypatch.setattr(_candidates, name, value)
 
 

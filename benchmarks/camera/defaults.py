@@ -55,9 +55,7 @@ def repetition(half: str, time: str, variance: float, seed: int) -> dict[str, in
         "mean": float(errors.mean()),
         "median": float(np.median(errors)),
         "half a turn wrong": int(np.sum(errors[FIRST:] > WRONG)),
-        "estimator": str(report.chosen["estimator"]),
-        "rival": str(report.chosen["rival"]),
-        "CUSUM": str(report.chosen["CUSUM"]),
+        "test": str(report.chosen["test of the belief"]),
     }
 
 

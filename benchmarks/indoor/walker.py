@@ -48,8 +48,7 @@ def choose_filter(laps: dict) -> dict[str, Any]:
         filt, report = kbr.learn_filter(positions, seen, progress=False)
         print(f"window of {window} s", report, sep="\n", flush=True)
         score, _ = report.errors["filter"]
-        names = ("estimator", "rival")
-        parameters = {name: str(report.chosen[name]) for name in names}
+        parameters = {"test": str(report.chosen["test of the belief"])}
         tried.append(
             {"window": window, "score": score, "parameters": parameters, "model": (filt, scale)}
         )
