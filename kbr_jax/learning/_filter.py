@@ -36,7 +36,10 @@ from ._maps import (
 from ._report import MEMORYLESS, Report, calibrated, compared, errors_of, regressions
 from ._search import descend, search, warn_of_constants
 
-#: Candidates over the whole range, candidates near the best, and Adam's steps.
+#: Candidates over the whole range, candidates near the best, and Adam's steps. The estimator is not
+#: searched. Where half of the first candidates were on pairs, the score of the best was greater
+#: than with importance weights alone: .0919 for .0906 (walker), .151 for .149, .149 for .146, .175
+#: for .166 (rat). On the rotation it was the same, and the test error 6 % greater.
 TRIALS, REFINEMENTS, STEPS, RATE = 24, 16, 5, 0.1
 #: One object, so that all calls share a compiled step.
 OPTIMIZER = optax.adam(RATE)
