@@ -142,8 +142,8 @@ def learn_filter(
        score is the geometric mean of the three mean errors.
     3. Where wrong beliefs do not come back, a test of the belief by all coordinates is tried
        (`fit_cusum_restart`). The filter gets it if the arithmetic mean of the three errors becomes
-       at least 1 % less, and runs from the true state lose little. `filt.base` is the filter
-       without, at half the cost.
+       less, and runs from the true state lose little. `filt.base` is the filter without, at half
+       the cost.
     4. The filter is fitted to all data.
 
     **Arguments:**
