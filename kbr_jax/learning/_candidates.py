@@ -23,9 +23,9 @@ from ._report import errors_of
 RANK, ACTIVE = 150, 100
 #: Pairs that a map, and a test of the belief, are fitted to.
 MAPPED = 2000
-#: Pairs that a test of the belief needs, and the share of the error without memory that runs from
-#: the true state may lose by it: in the look-alike room at variance .01, second half, they lost .06,
-#: in runs through places without training states, and without a test a wrong start was never left.
+#: Pairs that a test of the belief needs. Share of the error without memory that runs from the true
+#: state may lose by it: in the look-alike room at variance .01, second half, they lost .06, in runs
+#: through places without training states, and without a test a wrong start was never left.
 LEAST, LOSS = 200, 0.1
 
 #: States, observations and successors; and functions of an observation.
