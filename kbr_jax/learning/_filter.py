@@ -141,9 +141,9 @@ def learn_filter(
        observation does on average: a lost filter is as bad as one without memory, not worse. The
        score is the geometric mean of the three mean errors.
     3. Where wrong beliefs do not come back, a test of the belief by all coordinates is tried
-       (`fit_cusum_restart`). The filter gets it if the arithmetic mean of the three errors becomes
-       less, and runs from the true state lose little. `filt.base` is the filter without, at half
-       the cost.
+       (`fit_cusum_restart`). The filter gets it unless the arithmetic mean of the three errors
+       becomes greater, or runs from the true state lose much. `filt.base` is the filter without,
+       at half the cost.
     4. The filter is fitted to all data.
 
     **Arguments:**
