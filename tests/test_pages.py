@@ -65,8 +65,8 @@ FOUND = {
 @pytest.fixture
 def quick(monkeypatch):
     """Searches of a few candidates."""
-    for module in (_conditional, _filter, _posterior):
-        for name, value in (("TRIALS", 4), ("REFINEMENTS", 2), ("STEPS", 2)):
+    for module, trials in ((_conditional, 4), (_filter, 8), (_posterior, 4)):
+        for name, value in (("TRIALS", trials), ("REFINEMENTS", 2), ("STEPS", 2)):
             monkeypatch.setattr(module, name, value)
     for name, value in (("LEAST", 10**9), ("RANK", 40), ("ACTIVE", 40)):
         monkeypatch.setattr(_candidates, name, value)
