@@ -57,8 +57,13 @@ def ridge_weights(phi, known, ridge, shift):
 
 
 def chosen_regression(phi, gram, known):
-    """The ridge of least error of points that are left out, one after the other."""
+    """The ridge of least error of points that are left out, one after the other.
+
+    Of two points the largest: any ridge has the same error.
+    """
     index, count = np.flatnonzero(known), known.sum()
+    if count == 2:
+        return ridge_weights(phi, known, _RIDGES[0], count)
     losses = []
     for ridge in _RIDGES:
         loss = 0
@@ -67,9 +72,7 @@ def chosen_regression(phi, gram, known):
             w = ridge_weights(phi, without, ridge, count)[i]
             loss += gram[i, i] - 2 * w @ gram[i] + w @ gram @ w
         losses.append(loss)
-    return ridge_weights(
-        phi, known, _RIDGES[np.argmax(losses <= np.min(losses) * (1 + 1e-8))], count
-    )
+    return ridge_weights(phi, known, _RIDGES[np.argmin(losses)], count)
 
 
 def chosen_propensities(phi, treated, known):

@@ -293,7 +293,8 @@ def _regression(
         return jnp.where(jnp.min(jnp.where(known > 0, left, 1)) > least, found, jnp.inf)
 
     ridges = jnp.asarray(_RIDGES, phi.dtype)
-    ridge = ridges[_first_best(-lax.map(loss, ridges))]
+    # Two points have the same error with any ridge, and rounding would choose.
+    ridge = ridges[jnp.where(count > 2, jnp.argmin(lax.map(loss, ridges)), 0)]
     return matmul(shrunk(ridge), back.T) + known / count
 
 
@@ -340,11 +341,5 @@ def _propensities(
     start = free * jnp.log(odds)
     _, (paths, likelihoods) = lax.scan(fit, start, jnp.asarray(_PENALTIES, phi.dtype))
     # Where Newton's method has left the numbers, the penalties before it are compared.
-    best = _first_best(jnp.where(jnp.isnan(likelihoods), -jnp.inf, likelihoods))
+    best = jnp.argmax(jnp.where(jnp.isnan(likelihoods), -jnp.inf, likelihoods))
     return jax.nn.sigmoid(matmul(z, paths[best]))
-
-
-def _first_best(values: Float[Array, " q"]) -> Int[Array, ""]:
-    """The first of the largest values, all negative: two points agree on any ridge."""
-    share = 1 + jnp.finfo(values.dtype).eps ** 0.5
-    return jnp.argmax(values >= jnp.max(values) * share)
