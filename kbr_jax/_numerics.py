@@ -22,6 +22,8 @@ HIGHEST = lax.Precision.HIGHEST
 #: Up to this many coordinates, squared distances are summed directly: about as fast as the matrix
 #: product, exact near zero.
 _DIRECT_DIMENSIONS = 16
+#: Points at a time, where what a function makes of them may be large.
+_BATCH = 50
 
 
 _Function = TypeVar("_Function", bound=Callable)
@@ -38,6 +40,11 @@ def one_program(function: _Function, **options: Any) -> _Function:
     Inside of `jit` it leaves no trace.
     """
     return jax.jit(function, inline=True, **options)  # pyright: ignore[reportReturnType]
+
+
+def in_batches(function: Callable[[Any], Array], points: Any) -> Float[Array, "n ..."]:
+    """A function of one point at all points. What lies between may be large: some at a time."""
+    return lax.map(function, points, batch_size=_BATCH)
 
 
 def matmul(a: Inexact[Array, "..."], b: Inexact[Array, "..."]) -> Inexact[Array, "..."]:

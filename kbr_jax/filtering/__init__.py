@@ -16,6 +16,7 @@ from ._diagnosis import Diagnosis, diagnose
 from ._discriminant import DiscriminantLikelihood, fit_discriminant
 from ._kernel_bayes import KernelBayesFilter, KernelBayesState, fit_filter
 from ._known import GaussianTransition, KnownLikelihood, SimulatedTransition, known_likelihood
+from ._readout import ReadoutFilter
 from ._rival import RivalFilter
 from ._sequences import delay_embedding, stretches, transitions
 from ._smoothing import smooth
@@ -31,6 +32,7 @@ __all__ = [
     "GaussianTransition",
     "KernelBayesFilter",
     "KnownLikelihood",
+    "ReadoutFilter",
     "RivalFilter",
     "SimulatedTransition",
     "belief",

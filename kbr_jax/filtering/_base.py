@@ -22,14 +22,15 @@ from ._smoothers import AbstractSmoother
 class FilterOutput(eqx.Module):
     r"""What a step, or a run with a leading time axis, knows of the state.
 
-    - `weights`: the belief after the observation. `belief(filt, output)` embeds it. An array
+    - `weights`: the belief after the observation, which `belief(filt, output)` embeds: an array
       `[..., n]` on the training sample, or `MomentWeights`.
     - `predicted`: weights of the belief before the observation, as Bayes' rule uses them.
     - `predictive_value`: $\langle \hat\mu_{o | h}, \psi(o) \rangle$ of the normalized prediction,
       how well the observation was foreseen. NaN where it is missing.
     - `discarded`: the share of the prior's mass that `max_active` cut off.
     - `restarted`: whether the belief was replaced, by a `CusumRestartFilter`.
-    - `state`: the state after the last step. Go on from it with `run_filter(..., state=)`.
+    - `correction`: what a `ReadoutFilter` adds to the belief's mean, else None.
+    - `state`: the state after the last step, for `run_filter(..., state=)`.
     """
 
     weights: Any
@@ -37,6 +38,7 @@ class FilterOutput(eqx.Module):
     predictive_value: Float[Array, "*time"]
     discarded: Float[Array, "*time"]
     restarted: Bool[Array, "*time"]
+    correction: Any = None
     state: Any = None
 
     __repr__ = with_numbers
@@ -337,11 +339,10 @@ def _scan(
 
 
 def belief(filt: AbstractFilter, output: Any) -> Any:
-    """Embed the belief of a step, or those of a run as a batch `[T, n]`.
+    """Embed the belief of a step, or those of a run as a batch `[T, n]`. Lists give lists.
 
     The points are the training states, their successors for the estimator `"prior"` and for a
-    `ConditionalEmbeddingFilter`, and the centers of the cells or the landmarks for moments. Lists
-    give lists.
+    `ConditionalEmbeddingFilter`, and the centers of the cells or the landmarks for moments.
     """
     if isinstance(output, list):
         return [belief(filt, one) for one in output]
@@ -349,13 +350,15 @@ def belief(filt: AbstractFilter, output: Any) -> Any:
 
 
 def state_mean(filt: AbstractFilter, output: Any) -> Any:
-    """Return the mean state of a step, or of each step of a run `[T, ...]`.
+    """Return the mean state of a step, or of each step of a run `[T, ...]`. Lists give lists.
 
-    For moments it is the mean of `MomentMaps.function` over all training data. Lists give lists.
+    A `ReadoutFilter` corrects it. For moments it is the mean of `MomentMaps.function` over all
+    training data.
     """
     if isinstance(output, list):
         return [state_mean(filt, one) for one in output]
-    return _mean(filt, output.weights)
+    mean = _mean(filt, output.weights)
+    return mean if output.correction is None else mean + output.correction
 
 
 _mean = eqx.filter_jit(lambda filt, weights: filt.mean(weights))

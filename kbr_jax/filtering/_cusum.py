@@ -92,7 +92,7 @@ class CusumRestartFilter(AbstractWrappedFilter):
     ) -> tuple[Any, Array]:
         codes, observed = self.base.encode(observations, observed, name)
         filled = fill(jax.tree.map(jnp.asarray, observations), observed, self.template)
-        return (codes, self.discriminant.project(_features(self.features, filled))), observed
+        return (codes, self.discriminant.project(in_batches(self.features, filled))), observed
 
     def start(self, code: Any, regularizer: Array) -> tuple[Any, Float[Array, " n"], Array]:
         return self.base.start(code[0], regularizer)
@@ -131,11 +131,6 @@ class CusumRestartFilter(AbstractWrappedFilter):
         )
         following = self.base.advance(weights, control)
         return CusumState(following, jnp.where(restart, 0, cusum)), output
-
-
-def _features(function: Callable[[Point], Array], observations: Points) -> Array:
-    """Features of all observations. What lies between may be large: some at a time."""
-    return lax.map(function, observations, batch_size=_BATCH)
 
 
 def alternative(
@@ -221,7 +216,7 @@ def fit_cusum_restart(
     active = base.max_active or size(states)
     batch = max(1, min(_BATCH, _ENTRIES // active**2))
     proposals = lax.map(propose, (codes, states), batch_size=batch)
-    values = _features(function, observations)
+    values = in_batches(function, observations)
     return CusumRestartFilter(
         base=base,
         discriminant=fit_discriminant(

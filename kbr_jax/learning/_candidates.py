@@ -11,7 +11,14 @@ import numpy as np
 from .._checks import size, take
 from .._typing import Array, Float, Point, Points
 from ..embedding import Embedding, embed, mean
-from ..filtering import AbstractFilter, fit_cusum_restart, fit_filter, init_filter, run_filter
+from ..filtering import (
+    AbstractFilter,
+    FilterOutput,
+    fit_cusum_restart,
+    fit_filter,
+    init_filter,
+    run_filter,
+)
 from ..kernels import AbstractKernel, Gaussian, Warped
 from ..rules import Clipping
 from ..tuning._losses import Estimate
@@ -33,6 +40,9 @@ LEAST, SAME, LOSS = 200, 1e-3, 0.1
 #: States, observations and successors; and functions of an observation.
 Triple = tuple[Points, Points, Points]
 Views = tuple[Callable[[Array], Array], Callable[[Array], Array]]
+#: Errors of three runs `[..., 3, w, l]`; their estimates, and their means before each observation,
+#: `[..., 3, w, l, *state]`.
+Runs = tuple[Array, Array, Array]
 
 
 class Setting(eqx.Module):
@@ -108,8 +118,17 @@ def _of_fold(setting: Setting, values: dict, fold: Fold) -> AbstractFilter:
     return setting.fit(values, (fold.states, fold.codes, fold.successors), views)
 
 
-def _runs(setting: Setting, values: dict, fold: Fold) -> Float[Array, "3 w l"]:
-    """Errors of three runs, in one batch.
+class _Kept(eqx.Module):
+    """The estimate of a step, and the mean before it."""
+
+    estimate: Estimate
+
+    def __call__(self, output: FilterOutput) -> tuple[Point, Point]:
+        return self.estimate(output), self.estimate.filt.mean(output.predicted)
+
+
+def _runs(setting: Setting, values: dict, fold: Fold) -> Runs:
+    """Three runs, in one batch.
 
     They start from the marginal, with a gap; from the true state; and from a wrong belief, with
     other noise.
@@ -124,7 +143,7 @@ def _runs(setting: Setting, values: dict, fold: Fold) -> Float[Array, "3 w l"]:
     observed = jnp.broadcast_to(gap(length), (count, length))
 
     def run(observations, state, observed):
-        kept = Estimate(filt, setting.decode)
+        kept = _Kept(Estimate(filt, setting.decode))
         return run_filter(filt, observations, state=state, observed=observed, output_fn=kept)
 
     def joined(*trees):
@@ -132,16 +151,17 @@ def _runs(setting: Setting, values: dict, fold: Fold) -> Float[Array, "3 w l"]:
 
     masks = joined(observed, jnp.ones((2 * count, length), bool))
     seen = joined(fold.queries, fold.queries, fold.redrawn)
-    estimates = jax.vmap(run)(seen, joined(marginal, certain), masks)
+    estimates, before = jax.vmap(run)(seen, joined(marginal, certain), masks)
     truth = jnp.concatenate([fold.truth] * 3)
-    return errors_of(estimates, truth).reshape(3, count, length)
+    errors = errors_of(estimates, truth)
+    return jax.tree.map(
+        lambda leaf: leaf.reshape(3, count, *leaf.shape[1:]), (errors, estimates, before)
+    )
 
 
 @eqx.filter_jit
-def judge(
-    setting: Setting, fold: Fold, values: dict
-) -> tuple[Float[Array, "5"], Float[Array, "3 w l"]]:
-    """Mean errors of one fold, and the errors of all runs.
+def judge(setting: Setting, fold: Fold, values: dict) -> tuple[Float[Array, "5"], Runs]:
+    """Mean errors of one fold, and its runs.
 
     The errors are those of the three kinds of runs, then without a bound those from the true state
     and from a wrong belief. A wrong belief has a quarter of a stretch to come back. A stretch costs
@@ -149,7 +169,7 @@ def judge(
     them apart, and a filter that forgets what it knew would else win.
     """
     runs = _runs(setting, values, fold)
-    right, begun, wrong = runs
+    right, begun, wrong = runs[0]
     wrong = wrong[:, wrong.shape[1] // 4 :]
     stretches = jnp.stack([jnp.mean(errors, axis=1) for errors in (right, begun, wrong)])
     kinds = jnp.mean(jnp.minimum(stretches, setting.lost.astype(stretches.dtype)), axis=1)
@@ -191,16 +211,14 @@ def beliefs(setting: Setting, folds: Fold, values: dict) -> Float[Array, "k b n"
     return jnp.stack([_beliefs(setting, take(folds, index), values) for index in range(count)])
 
 
-def recovering(
-    setting: Setting, folds: Fold, values: dict
-) -> tuple[Setting, Fold, Float[Array, "k 3 w l"]]:
+def recovering(setting: Setting, folds: Fold, values: dict) -> tuple[Setting, Fold, Runs]:
     """Add a test of the belief unless the held-out runs become worse by it.
 
     Worse is a greater arithmetic mean over the kinds of runs: lost stretches are what a test is
     for. A belief that comes back by itself needs none. Of images the folds get the coordinates that
     the test sees.
 
-    **Returns:** the setting, its folds, and the errors of its runs in all folds.
+    **Returns:** the setting, its folds, and its runs in all folds.
     """
     (*kinds, right, wrong), runs = _mean_of_folds(setting, folds, values)
     lost, without = float(setting.lost), (setting, folds, runs)
@@ -214,10 +232,11 @@ def recovering(
     return without if worse else (setting, folds, runs)
 
 
-def _mean_of_folds(setting: Setting, folds: Fold, values: dict) -> tuple[np.ndarray, Array]:
-    """Mean errors over all folds, and the errors of all runs."""
+def _mean_of_folds(setting: Setting, folds: Fold, values: dict) -> tuple[np.ndarray, Runs]:
+    """Mean errors over all folds, and all runs."""
     count = folds.truth.shape[0]
     errors, runs = zip(
         *(judge(setting, take(folds, index), values) for index in range(count)), strict=True
     )
-    return np.mean([np.asarray(error, float) for error in errors], axis=0), jnp.stack(runs)
+    runs = jax.tree.map(lambda *leaves: jnp.stack(leaves), *runs)
+    return np.mean([np.asarray(error, float) for error in errors], axis=0), runs

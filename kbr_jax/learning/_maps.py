@@ -1,13 +1,12 @@
 """A linear map of observations in whose coordinates noise is alike and states differ."""
 
-from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
+from .._numerics import in_batches as _in_batches
 from .._numerics import matmul
 from .._typing import Array, ArrayLike, Float, Point, Points
 from ..kernels import AbstractKernel, Linear
@@ -26,8 +25,7 @@ CHOOSING = 600
 #: Successive points that are left out together: neighbors in time resemble each other.
 BLOCK = 20
 RIDGES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
-#: Observations that are mapped at a time.
-_BATCH = 50
+in_batches = eqx.filter_jit(_in_batches)
 
 
 class DiscriminantMap(eqx.Module):
@@ -52,12 +50,6 @@ class DiscriminantMap(eqx.Module):
     def leading(self, count: int) -> "DiscriminantMap":
         """The map to its first coordinates."""
         return DiscriminantMap(self.center, self.matrix[:, :count], self.counts)
-
-
-@eqx.filter_jit
-def in_batches(function: Callable[[Point], Array], points: Points) -> Float[Array, "n r"]:
-    """A function of one point at all points. What lies between may be large: some at a time."""
-    return lax.map(function, points, batch_size=_BATCH)
 
 
 def distances(first: Any, second: Any) -> np.ndarray:
