@@ -18,6 +18,7 @@ from .._checks import (
     size,
     take,
 )
+from .._numerics import in_batches
 from .._solves import AbstractFactor
 from .._typing import Array, ArrayLike, Bool, Float, Point, Points
 from ..embedding import Embedding

@@ -1,16 +1,17 @@
 """A correction of a filter's estimates by the newest observation, learned on held-out runs."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
 from .._checks import take
-from .._typing import Array, Points
+from .._typing import Array, Point, Points
 from ..filtering import AbstractFilter, ReadoutFilter
 from ._candidates import Runs, gap
 from ._folds import Fold
-from ._maps import DiscriminantMap, in_batches
+from ._maps import in_batches
 
 #: Of the linear regression. Coordinates are in units of their noise, and one without signal is 0.
 RIDGE = 1e-3
@@ -76,7 +77,10 @@ def learn_readout(folds: Fold, runs: Runs) -> Readout | None:
 
 
 def with_readout(
-    filt: AbstractFilter, readout: Readout, function: DiscriminantMap, data: tuple[Points, Points]
+    filt: AbstractFilter,
+    readout: Readout,
+    function: Callable[[Point], Array],
+    data: tuple[Points, Points],
 ) -> ReadoutFilter:
     """The filter with a regression on all training pairs."""
     states, observations = data
