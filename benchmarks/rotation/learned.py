@@ -20,7 +20,7 @@ from .dynamics import BURN_IN, TEST, choose, ridge_on_windows, squared_errors
 from .references import OPTIMAL, SYSTEMS, particle_filter, simulate
 
 REPETITIONS = {200: 12, 400: 12, 800: 8}
-LEARNED, RIDGE = "`learn_filter`", "kernel ridge on windows"
+LEARNED, PLAIN, RIDGE = "`learn_filter`", "without its readout", "kernel ridge on windows"
 
 
 def repetition(system: str, size: int, seed: int) -> dict[str, Any]:
@@ -37,6 +37,7 @@ def repetition(system: str, size: int, seed: int) -> dict[str, Any]:
         OPTIMAL: particle_filter(system, tests, rng),
         RIDGE: choose(ridge_on_windows, states, observations, tests)[0],
         LEARNED: kbr.state_mean(filt, run),
+        PLAIN: kbr.mean(kbr.belief(filt, run)),
     }
     errors = {name: float(squared_errors(e, truth, BURN_IN)) for name, e in estimates.items()}
     return {"errors": errors, "coverage": np.asarray(kbr.tuning.coverage(level)).tolist()}

@@ -4,12 +4,14 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import equinox as eqx
 import jax.numpy as jnp
 
 from .._checks import fill
 from .._numerics import HIGHEST, in_batches
 from .._typing import Array, ArrayLike, Bool, Float, Point, Points
 from ._base import AbstractFilter, AbstractWrappedFilter, FilterOutput
+from ._known import as_function
 
 
 class ReadoutFilter(AbstractWrappedFilter):
@@ -35,7 +37,7 @@ class ReadoutFilter(AbstractWrappedFilter):
     """
 
     base: AbstractFilter
-    function: Callable[[Point], Array]
+    function: Callable[[Point], Array] = eqx.field(converter=as_function)
     origin: Float[Array, " k"]
     slopes: Float[Array, "k *state"]
     center: Float[Array, "*state"]
