@@ -136,8 +136,7 @@ def no_controls(controls: Points | None) -> None:
 def init_filter(filt: AbstractFilter, prior: Embedding | None = None) -> Any:
     """Return the state before the first observation.
 
-    **Arguments:** `prior`, an embedding of the first hidden state. By default it is the marginal of
-    the training states.
+    `prior` embeds the first hidden state: by default the marginal of the training states.
     """
     return filt.init(prior)
 
@@ -179,8 +178,7 @@ def init_from_observation(
     The belief is $(K + n \varepsilon I)^{-1} k(O, o)$. An observation beyond the reach of the
     kernel leaves the training marginal.
 
-    **Arguments:** `observation`, one point; `regularizer`: epsilon > 0; `control`, the input that
-    acts after it.
+    **Arguments:** `observation`; `regularizer` epsilon > 0; `control`, the input acting after it.
 
     **Returns:** the state for the second observation, and a `FilterOutput`, whose
     `predictive_value` is NaN for moments. Cost O(n^3) exact, O(n r^2 + r^3) with landmarks.
@@ -352,8 +350,7 @@ def belief(filt: AbstractFilter, output: Any) -> Any:
 def state_mean(filt: AbstractFilter, output: Any) -> Any:
     """Return the mean state of a step, or of each step of a run `[T, ...]`. Lists give lists.
 
-    A `ReadoutFilter` corrects it. For moments it is the mean of `MomentMaps.function` over all
-    training data.
+    A `ReadoutFilter` corrects it. For moments it is the mean of `MomentMaps.function`.
     """
     if isinstance(output, list):
         return [state_mean(filt, one) for one in output]
