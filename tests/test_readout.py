@@ -96,6 +96,18 @@ def test_batches_and_gradients():
     close(moved.shares[2], line[np.arange(10) != 4].sum())
 
 
+def test_moments_are_refused():
+    kernel, points = kbr.Gaussian(0.6), (kbr.Landmarks(STATES[:8]), kbr.Landmarks(SEEN[:8]))
+    maps = kbr.moments.moment_maps(kernel, kernel, *points, shift=True)
+    sums = kbr.moments.collect_moments(maps, STATES[:40], SEEN[:40], STATES[1:41])
+    emission = kbr.moments.fit_conditional(sums, regularizer=0.1)
+    clipping = kbr.Clipping(False, 0.0)
+    base = kbr.KernelBayesFilter(emission, None, regularizer=0.1, shift=True, clipping=clipping)
+    numbers = jnp.zeros(2), jnp.zeros((2, 2)), jnp.zeros(2), jnp.zeros(3)
+    with pytest.raises(ValueError, match="not moments"):
+        kbr.run_filter(ReadoutFilter(base, doubled, *numbers, SEEN[0]), NEW)
+
+
 def made_up(shares, noise):
     """Folds, and runs whose true states are these shares of what a filter knows, and noise."""
     rng = np.random.default_rng(1)

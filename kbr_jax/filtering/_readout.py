@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 
 from .._checks import fill
@@ -29,6 +30,7 @@ class ReadoutFilter(AbstractWrappedFilter):
     and predictions are those of `base`. Cost of a step: that of `base`, plus O(n d) for states of d
     numbers. `learn_filter` fits it.
 
+    - `base`: with beliefs on a sample, not moments.
     - `function`: of an observation, to k coordinates. `origin` `[k]`: where they are 0.
     - `slopes` `[k, *state]`: $\ell(o) = \bar s + \text{slopes}^\top (\text{function}(o) -
       \text{origin})$.
@@ -59,6 +61,8 @@ class ReadoutFilter(AbstractWrappedFilter):
             return self.base.update(state, None, control, observed)
         code, regressed = code
         state, output = self.base.update(state, code, control, observed)
+        if not isinstance(output.weights, jax.Array):
+            raise ValueError("`base` must have beliefs on a sample, not moments.")
         mean, before = self.base.mean(output.weights), self.base.mean(output.predicted)
         apart = jnp.stack([mean - self.center, before - self.center, regressed])
         found = self.center + jnp.tensordot(self.shares, apart, 1, precision=HIGHEST)

@@ -66,7 +66,7 @@ def learn_readout(folds: Fold, runs: Runs) -> Readout | None:
     every = list(range(len(errors)))
     found = []
     for index in every:
-        missed = apart[index] @ shares([i for i in every if i != index] or every) - ends[index]
+        missed = apart[index] @ shares([i for i in every if i != index]) - ends[index]
         found.append(np.linalg.norm(missed.reshape(*errors[index, :2].shape, -1), axis=-1))
     found = np.stack(found)
     if not found[:, tracking].mean() < errors[:, tracking].mean():
