@@ -156,8 +156,8 @@ def learn_filter(
        (`fit_cusum_restart`). The filter gets it unless the arithmetic mean of the three errors
        becomes greater, or runs from the true state lose much. Its `base` is the filter without,
        at half the cost.
-    4. Three numbers of a `ReadoutFilter` are fitted to the held-out runs by least squares. They
-       are used if the error of left-out folds is less. Not with `decode`, and not with a fixed
+    4. The three shares of a `ReadoutFilter` are those of least error in held-out runs. They are
+       used if left-out folds have less error by them. Not with `decode`, and not with a fixed
        kernel of observations. `filt.base` is then the filter without.
     5. The filter is fitted to all data.
 

@@ -15,6 +15,8 @@ from ._maps import in_batches
 
 #: Of the linear regression. Coordinates are in units of their noise, and one without signal is 0.
 RIDGE = 1e-3
+#: Of weighted least squares.
+ROUNDS = 10
 
 
 class Readout(NamedTuple):
@@ -40,13 +42,19 @@ def _regress(coordinates: Array, states: Points) -> tuple[np.ndarray, np.ndarray
 
 
 def learn_readout(folds: Fold, runs: Runs) -> Readout | None:
-    """Least squares on runs from the true state; None unless left-out folds have less error there.
+    """The shares of least mean error in runs from the true state.
 
-    There a belief tracks, as it does most of the time. In the rotation dynamics, T = 200, system
-    (a), errors are 1.04, 1.08 and 1.05 of the optimal ones with these runs, and 1.06, 1.11 and 1.12
-    with those from the marginal.
+    There a belief tracks, as it does most of the time. In three samples of the rotation dynamics,
+    T = 200, system (a), least squares on these runs gave 1.04, 1.08 and 1.05 of the optimal error,
+    and on those from the marginal 1.06, 1.11 and 1.12. Least squares is as good there within 1 %.
+    On a rat's field amplitudes some steps are far off: left-out errors became 4 % greater with
+    least squares, and 3 % less with least distances.
+
+    **Returns:** None unless the mean error of left-out folds becomes less in these runs and those
+    from the marginal together. A walker in a canteen had 3 % less error while it was tracked, and
+    twice as much where it was lost.
     """
-    errors, means, before = (np.asarray(part, np.float64) for part in runs)
+    errors, means, before = (np.asarray(part, np.float64)[:, :2] for part in runs)
     marginal, tracking = 0, 1
     apart, ends = [], []
     for index in range(len(errors)):
@@ -54,26 +62,44 @@ def learn_readout(folds: Fold, runs: Runs) -> Readout | None:
         origin, slopes, center = _regress(fold.seen(fold.codes), fold.states)
         queries = np.asarray(fold.seen(fold.queries), np.float64)
         regressed = np.tensordot(queries - origin, slopes, 1)
-        own = [(means[index, k] - center, before[index, k] - center, regressed) for k in (0, 1)]
-        apart.append(np.stack([np.stack(parts, axis=-1) for parts in own]))
+        parts = means[index] - center, before[index] - center
+        apart.append(np.stack([*parts, np.broadcast_to(regressed, parts[0].shape)], axis=-1))
         ends.append(np.asarray(fold.truth, np.float64) - center)
 
     def shares(chosen: list[int]) -> np.ndarray:
-        rows = np.concatenate([apart[i][tracking].reshape(-1, 3) for i in chosen])
-        values = np.concatenate([ends[i].reshape(-1) for i in chosen])
-        return np.linalg.lstsq(rows, values, rcond=None)[0]
+        rows = np.concatenate([apart[i][tracking].reshape(-1, *apart[i].shape[3:]) for i in chosen])
+        values = np.concatenate([ends[i].reshape(-1, *ends[i].shape[2:]) for i in chosen])
+        return _least_distances(rows.reshape(len(rows), -1, 3), values.reshape(len(rows), -1))
 
     every = list(range(len(errors)))
     found = []
     for index in every:
         missed = apart[index] @ shares([i for i in every if i != index]) - ends[index]
-        found.append(np.linalg.norm(missed.reshape(*errors[index, :2].shape, -1), axis=-1))
-    found = np.stack(found)
-    if not found[:, tracking].mean() < errors[:, tracking].mean():
-        return None
+        found.append(np.linalg.norm(missed.reshape(*errors[index].shape, -1), axis=-1))
     # A missing observation leaves the belief's mean as it is.
     seen = np.asarray(gap(errors.shape[-1]))
-    return Readout(shares(every), np.where(seen, found[:, marginal], errors[:, marginal]))
+    found = np.stack(found)
+    found[:, marginal] = np.where(seen, found[:, marginal], errors[:, marginal])
+    gains = (errors - found).mean(axis=(0, 2, 3))
+    if not (gains[tracking] > 0 and gains.sum() > 0):
+        return None
+    return Readout(shares(every), found[:, marginal])
+
+
+def _least_distances(rows: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Coefficients `[3]` of least mean distance of `rows @ coefficients` from values `[n, d]`.
+
+    Least squares, weighted again and again by the inverse distance.
+    """
+    weights = np.ones(len(rows))
+    for _ in range(ROUNDS):
+        root = np.sqrt(weights)[:, None]
+        left, right = (rows * root[..., None]).reshape(-1, 3), (values * root).reshape(-1)
+        found = np.linalg.lstsq(left, right, rcond=None)[0]
+        distance = np.linalg.norm(rows @ found - values, axis=1)
+        least = 0.1 * np.median(distance) + np.finfo(np.float64).tiny
+        weights = 1 / np.maximum(distance, least)
+    return found
 
 
 def with_readout(
