@@ -6,12 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.optimize
 from helpers import closeness
 
 import kbr_jax as kbr
 from kbr_jax.filtering import ReadoutFilter
 from kbr_jax.learning import _candidates, _filter, _folds
-from kbr_jax.learning._readout import RIDGE, learn_readout
+from kbr_jax.learning._readout import RIDGE, _least_distances, learn_readout
 
 RNG = np.random.default_rng(0)
 ANGLES = np.cumsum(0.3 + 0.2 * RNG.normal(size=161))
@@ -140,6 +141,27 @@ def test_shares_are_found():
     seen = np.asarray(_candidates.gap(found.errors.shape[-1]))
     close(found.errors[..., ~seen], np.asarray(runs[0])[:, 0][..., ~seen])
     assert not np.allclose(found.errors[..., seen], np.asarray(runs[0])[:, 0][..., seen])
+
+
+def test_the_least_mean_distance():
+    """A tenth of the values is far off; few distances are below a tenth of the median."""
+    rng = np.random.default_rng(2)
+    rows, values = rng.normal(size=(200, 2, 3)), rng.normal(size=(200, 2))
+    values[::10] += 30
+    values = rows @ [0.5, 0.2, 0.4] + values
+
+    def loss(shares):
+        return np.mean(np.linalg.norm(rows @ shares - values, axis=1))
+
+    best = scipy.optimize.minimize(loss, np.zeros(3), method="BFGS").fun
+    assert loss(_least_distances(rows, values)) < 1.001 * best
+
+
+def test_a_gain_while_tracking_may_cost_too_much_where_a_filter_is_lost():
+    folds, (errors, means, before) = made_up((0.5, 0.2, 0.4), 0.0)
+    assert learn_readout(folds, (errors, means, before)) is not None
+    lost = before.at[:, 0].add(1e3)  # what a filter expects from the marginal
+    assert learn_readout(folds, (errors, means, lost)) is None
 
 
 def test_a_belief_that_knows_all_is_left_alone():
