@@ -134,7 +134,7 @@ def made_up(shares, noise):
 
 def test_shares_are_found():
     folds, runs = made_up((0.5, 0.2, 0.4), 0.0)
-    found = learn_readout(folds, runs)
+    found = learn_readout(folds, runs, 1.0)
     assert found is not None
     close(found.shares, [0.5, 0.2, 0.4], 1e-6)
     assert str(found) == "0.50 belief + 0.20 prediction + 0.40 observation"
@@ -159,13 +159,13 @@ def test_the_least_mean_distance():
 
 def test_a_gain_while_tracking_may_cost_too_much_where_a_filter_is_lost():
     folds, (errors, means, before) = made_up((0.5, 0.2, 0.4), 0.0)
-    assert learn_readout(folds, (errors, means, before)) is not None
+    assert learn_readout(folds, (errors, means, before), 1.0) is not None
     lost = before.at[:, 0].add(1e3)  # what a filter expects from the marginal
-    assert learn_readout(folds, (errors, means, lost)) is None
+    assert learn_readout(folds, (errors, means, lost), 1.0) is None
 
 
 def test_a_belief_that_knows_all_is_left_alone():
-    assert learn_readout(*made_up((1.0, 0.0, 0.0), 1e-3)) is None
+    assert learn_readout(*made_up((1.0, 0.0, 0.0), 1e-3), 1.0) is None
 
 
 @pytest.mark.parametrize("decode", [None, kbr.mean])

@@ -217,7 +217,7 @@ def learn_filter(
     views = readout = None
     if chosen is not None:
         views = _views(setting, chosen, *take(triple[:2], spread(total, MAPPED)))
-        readout = learn_readout(folds, runs) if decode is None else None
+        readout = learn_readout(folds, runs, float(lost)) if decode is None else None
     report = _report(setting, folds, values, runs, readout, rivals)
     filt = _fit(setting, values, triple, views)
     if views is not None and readout is not None:

@@ -9,7 +9,7 @@ import numpy as np
 from .._checks import take
 from .._typing import Array, Point, Points
 from ..filtering import AbstractFilter, ReadoutFilter
-from ._candidates import Runs, gap
+from ._candidates import LOSS, Runs, gap
 from ._folds import Fold
 from ._maps import in_batches
 
@@ -41,7 +41,7 @@ def _regress(coordinates: Array, states: Points) -> tuple[np.ndarray, np.ndarray
     return origin, slopes.reshape(-1, *center.shape), center
 
 
-def learn_readout(folds: Fold, runs: Runs) -> Readout | None:
+def learn_readout(folds: Fold, runs: Runs, lost: float) -> Readout | None:
     """The shares of least mean error in runs from the true state.
 
     There a belief tracks, as it does most of the time. In three samples of the rotation dynamics,
@@ -50,9 +50,9 @@ def learn_readout(folds: Fold, runs: Runs) -> Readout | None:
     On a rat's field amplitudes some steps are far off: left-out errors became 4 % greater with
     least squares, and 3 % less with least distances.
 
-    **Returns:** None unless the mean error of left-out folds becomes less in these runs and those
-    from the marginal together. A walker in a canteen had 3 % less error while it was tracked, and
-    twice as much where it was lost.
+    **Returns:** None unless left-out folds have less error. And runs from the marginal may lose no
+    more than a tenth of `lost`, the error without memory: a walker in a canteen had 3 % less error
+    while it was tracked, and twice as much where it was lost.
     """
     errors, means, before = (np.asarray(part, np.float64)[:, :2] for part in runs)
     marginal, tracking = 0, 1
@@ -81,7 +81,7 @@ def learn_readout(folds: Fold, runs: Runs) -> Readout | None:
     found = np.stack(found)
     found[:, marginal] = np.where(seen, found[:, marginal], errors[:, marginal])
     gains = (errors - found).mean(axis=(0, 2, 3))
-    if not (gains[tracking] > 0 and gains.sum() > 0):
+    if not (gains[tracking] > 0 and gains[marginal] > -LOSS * lost):
         return None
     return Readout(shares(every), found[:, marginal])
 
