@@ -137,7 +137,7 @@ def test_shares_are_found():
     found = learn_readout(folds, runs, 1.0)
     assert found is not None
     close(found.shares, [0.5, 0.2, 0.4], 1e-6)
-    assert str(found) == "0.50 belief + 0.20 prediction + 0.40 observation"
+    assert str(found) == "0.50 belief, 0.20 prediction, 0.40 observation"
     seen = np.asarray(_candidates.gap(found.errors.shape[-1]))
     close(found.errors[..., ~seen], np.asarray(runs[0])[:, 0][..., ~seen])
     assert not np.allclose(found.errors[..., seen], np.asarray(runs[0])[:, 0][..., seen])

@@ -28,7 +28,7 @@ class Readout(NamedTuple):
     def __str__(self) -> str:
         words = ("belief", "prediction", "observation")
         parts = (f"{share:.2f} {word}" for share, word in zip(self.shares, words, strict=True))
-        return " + ".join(parts)
+        return ", ".join(parts)
 
 
 def _regress(coordinates: Array, states: Points) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
