@@ -162,8 +162,8 @@ def test_a_test_of_beliefs_must_earn_its_place(monkeypatch, untrained_maps, erro
     def mean_of_folds(setting, folds, values):
         if setting.tested:
             found = [0.2, begun, 3 * error - begun - 0.2, begun, 1.0]
-            return np.array(found), jnp.ones((1, 3, 2, 2))
-        return np.array([0.5, 0.5, 2.0, 0.5, 3.0]), jnp.zeros((1, 3, 2, 2))
+            return np.array(found), (jnp.ones((1, 3, 2, 2)),) * 3
+        return np.array([0.5, 0.5, 2.0, 0.5, 3.0]), (jnp.zeros((1, 3, 2, 2)),) * 3
 
     monkeypatch.setattr(_candidates, "_mean_of_folds", mean_of_folds)
     monkeypatch.setattr(_candidates, "LEAST", 50)
@@ -174,7 +174,7 @@ def test_a_test_of_beliefs_must_earn_its_place(monkeypatch, untrained_maps, erro
     found, seen, runs = _candidates.recovering(setting, folds, {})
     assert found.tested == chosen
     assert seen.codes.shape[-1] == _maps.LEADING + 8 * chosen
-    close(runs, jnp.full((1, 3, 2, 2), float(chosen)))
+    close(runs[0], jnp.full((1, 3, 2, 2), float(chosen)))
 
 
 @pytest.mark.parametrize("width", [0.3, 100.0])

@@ -241,7 +241,7 @@ def test_a_lost_stretch_costs_what_one_without_memory_does():
     def setting(lost):
         return _candidates.Setting(*scales, None, None, None, "pairs", lost=jnp.asarray(lost))
 
-    runs = [np.asarray(errors) for errors in _candidates._runs(setting(np.inf), values, fold)]
+    runs = np.asarray(_candidates._runs(setting(np.inf), values, fold)[0])
     right, begun = (errors.mean(1) for errors in runs[:2])
     wrong = runs[2][:, runs[2].shape[1] // 4 :].mean(1)
     assert begun.mean() < right.mean() and begun.mean() < wrong.mean()
