@@ -36,6 +36,8 @@ class ReadoutFilter(AbstractWrappedFilter):
       \text{origin})$.
     - `center` `[*state]`: $\bar s$. `shares` `[3]`: a, b and c.
     - `template`: an observation of their kind, in place of missing ones.
+
+    **Raises:** `ValueError` in a step if `base` is of moments.
     """
 
     base: AbstractFilter

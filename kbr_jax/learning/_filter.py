@@ -157,7 +157,8 @@ def learn_filter(
        becomes greater, or runs from the true state lose much. Its `base` is the filter without,
        at half the cost.
     4. The three shares of a `ReadoutFilter` are those of least error in held-out runs. They are
-       used if left-out folds have less error by them. Not with `decode`, and not with a fixed
+       used if left-out folds have less error by them in runs from the true state, and if runs
+       from the marginal do not lose much. Not with `decode`, and not with a fixed
        kernel of observations. `filt.base` is then the filter without.
     5. The filter is fitted to all data.
 
