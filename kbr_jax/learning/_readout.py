@@ -51,9 +51,9 @@ def learn_readout(folds: Fold, runs: Runs, lost: float) -> Readout | None:
     On a rat's field amplitudes some steps are far off: left-out errors became 4 % greater with
     least squares, and 3 % less with least distances.
 
-    **Returns:** None unless left-out folds have less error in these runs. And runs from the marginal may lose no
-    more than a tenth of `lost`, the error without memory: a walker in a canteen had 3 % less error
-    while it was tracked, and twice as much where it was lost.
+    **Returns:** None unless left-out folds have less error in these runs. And runs from the
+    marginal may lose no more than a tenth of `lost`, the error without memory: a walker in a
+    canteen had 3 % less error while it was tracked, and twice as much where it was lost.
     """
     errors, means, before = (np.asarray(part, np.float64)[:, :2] for part in runs)
     marginal, tracking = 0, 1
