@@ -11,6 +11,7 @@ from helpers import closeness
 
 import kbr_jax as kbr
 from kbr_jax.filtering import ReadoutFilter
+from kbr_jax.filtering._readout import kalman_update
 from kbr_jax.learning import _candidates, _filter, _folds
 from kbr_jax.learning._readout import RIDGE, _least_distances, learn_readout
 
@@ -30,8 +31,13 @@ def doubled(observation):
     return 2 * observation[:2]
 
 
+EXPECTED = kbr.Embedding(kbr.Gaussian(0.8), STATES[:30], jnp.asarray(RNG.normal(size=(2, 30)) / 10))
+SHARES = jnp.array([0.5, 0.2, 0.7])
+LINE = jnp.array([0.1, 0.2]), jnp.array([[0.4, 0.1], [0.0, -0.3]])
+
+
 @functools.cache
-def readout():
+def readout(decode=None):
     base = kbr.fit_filter(
         kbr.Gaussian(0.6),
         kbr.Gaussian(1.0),
@@ -40,27 +46,81 @@ def readout():
         regularizer=1e-3,
         posterior_regularizer=1e-3,
     )
-    numbers = jnp.array([0.3, -0.2]), jnp.array([[0.4, 0.1], [0.0, -0.3]]), jnp.array([0.1, 0.2])
-    return ReadoutFilter(base, doubled, *numbers, jnp.array([0.5, 0.2, 0.4]), SEEN[0])
+    return ReadoutFilter(base, doubled, EXPECTED, SHARES, *LINE, SEEN[0], decode)
 
 
-def test_the_estimate_by_hand():
-    filt = readout()
+def update(belief, state, z, expected=EXPECTED, width=0.8):
+    """Of an extended Kalman filter, by the formula."""
+    points, weights = np.asarray(expected.points), np.asarray(expected.weights)
+    apart = state - points
+    values = np.exp(-np.sum(apart**2, axis=1) / (2 * width**2))
+    jacobian = weights @ (-values[:, None] * apart / width**2)
+    spread, total = np.zeros((2, 2)), 0.0
+    for weight, point in zip(np.asarray(belief.weights), np.asarray(belief.points), strict=True):
+        if weight > 0:
+            spread = spread + weight * np.outer(point - state, point - state)
+            total = total + weight
+    spread = spread / total
+    noise = np.eye(len(z))
+    gain = spread @ jacobian.T @ np.linalg.inv(jacobian @ spread @ jacobian.T + noise)
+    return gain @ (z - weights @ values)
+
+
+def on_circle(belief):
+    mean = kbr.mean(belief)
+    return mean / jnp.linalg.norm(mean)
+
+
+def divided(points):
+    return points / np.linalg.norm(points, axis=-1, keepdims=True)
+
+
+@pytest.mark.parametrize("decode", [None, on_circle])
+def test_the_estimate_by_hand(decode):
+    filt = readout(decode)
     run, own = kbr.run_filter(filt, NEW), kbr.run_filter(filt.base, NEW)
     close(run.weights, own.weights)
-    points, center = np.asarray(STATES[:100]), np.array([0.1, 0.2])
+    points = np.asarray(STATES[:100])
     weights = (np.asarray(w) for w in (run.weights, run.predicted))
-    after, before = (w @ points / w.sum(1, keepdims=True) for w in weights)
-    line = (2 * np.asarray(NEW)[:, :2] - np.asarray(filt.origin)) @ np.asarray(filt.slopes)
-    expected = center + 0.5 * (after - center) + 0.2 * (before - center) + 0.4 * line
+    mean, before = (w @ points / w.sum(1, keepdims=True) for w in weights)
+
+    decoded = np.asarray if decode is None else divided
+    after, z = decoded(mean), 2 * np.asarray(NEW)[:, :2]
+    beliefs = [filt.base.embed(w) for w in run.weights]
+    moved = np.array([update(*all_) for all_ in zip(beliefs, after, z, strict=True)])
+    moved = decoded(after + moved) - after
+    intercept, slopes = map(np.asarray, LINE)
+    expected = decoded(0.5 * after + 0.2 * before + 0.7 * moved + intercept + z @ slopes)
     close(kbr.state_mean(filt, run), expected)
-    close(kbr.mean(kbr.belief(filt, run)), after)
+    close(kbr.mean(kbr.belief(filt, run)), mean)
     assert own.correction is None
     _, step = kbr.filter_step(filt, kbr.init_filter(filt), NEW[0])
     close(kbr.state_mean(filt, step), expected[0])
     (first, second) = kbr.state_mean(filt, kbr.run_filter(filt, [NEW, NEW[:4]]))
     close(first, expected)
     close(second, expected[:4])
+    gap = np.arange(10) != 4
+    unseen = kbr.state_mean(filt, kbr.run_filter(filt, NEW, observed=gap))[4]
+    other = kbr.mean(kbr.belief(filt, kbr.run_filter(filt, NEW, observed=gap)))[4]
+    close(unseen, decoded(np.asarray(other)[None])[0])
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_one_update(count):
+    """More coordinates than numbers of a state, or fewer: the same formula."""
+    rng = np.random.default_rng(count)
+    kernel, points = EXPECTED.kernel, EXPECTED.points
+    expected = kbr.Embedding(kernel, points, jnp.asarray(rng.normal(size=(count, 30))))
+    belief = kbr.Embedding(kernel, STATES[30:50], jnp.asarray(rng.normal(size=20)))
+    state, z = jnp.array([0.3, 0.4]), jnp.arange(1.0, count + 1)
+    found = kalman_update(expected, belief, state, z)
+    close(found, update(belief, np.asarray(state), z, expected))
+    certain = kbr.embed(kernel, STATES[:1])
+    close(kalman_update(expected, certain, STATES[0], z), 0)
+    for own in (belief, certain):
+        total = functools.partial(lambda e, b, s: jnp.sum(kalman_update(e, b, s, z)), expected)
+        for slopes in jax.tree.leaves(jax.grad(total, argnums=(0, 1))(own, STATES[0])):
+            assert jnp.all(jnp.isfinite(slopes))
 
 
 def test_without_an_observation_nothing_is_corrected():
@@ -93,8 +153,14 @@ def test_batches_and_gradients():
     slopes = jax.grad(lambda o: jnp.sum(means(filt, o)))(batch[0])
     assert bool(jnp.all(jnp.isfinite(slopes))) and not np.any(slopes[4])
     moved = jax.grad(lambda f: jnp.sum(means(f, batch[0])), allow_int=True)(filt)
-    line = np.asarray(2 * batch[0, :, :2] - filt.origin) @ np.asarray(filt.slopes)
-    close(moved.shares[2], line[np.arange(10) != 4].sum())
+    run = kbr.run_filter(filt, batch[0], observed=np.arange(10) != 4)
+    beliefs = kbr.belief(filt, run)
+    rows, own = [i for i in range(10) if i != 4], []
+    for i in rows:
+        one = kbr.Embedding(beliefs.kernel, beliefs.points, beliefs.weights[i])
+        own.append(update(one, np.asarray(kbr.mean(one)), 2 * np.asarray(batch)[0, i, :2]))
+    close(moved.shares[2], np.sum(own))
+    close(moved.intercept, len(rows))
 
 
 def test_moments_are_refused():
@@ -104,43 +170,71 @@ def test_moments_are_refused():
     emission = kbr.moments.fit_conditional(sums, regularizer=0.1)
     clipping = kbr.Clipping(False, 0.0)
     base = kbr.KernelBayesFilter(emission, None, regularizer=0.1, shift=True, clipping=clipping)
-    numbers = jnp.zeros(2), jnp.zeros((2, 2)), jnp.zeros(2), jnp.zeros(3)
     with pytest.raises(ValueError, match="not moments"):
-        kbr.run_filter(ReadoutFilter(base, doubled, *numbers, SEEN[0]), NEW)
+        kbr.run_filter(ReadoutFilter(base, doubled, EXPECTED, SHARES, *LINE, SEEN[0]), NEW)
+
+
+CHOSEN = kbr.Gaussian(0.6), 1e-3
+
+
+def setting(decode=None):
+    one = jnp.ones(())
+    return _candidates.Setting(one, one, None, None, decode, "importance", one, CHOSEN)
 
 
 def made_up(shares, noise):
     """Folds, and runs whose true states are these shares of what a filter knows, and noise."""
     rng = np.random.default_rng(1)
-    folds = _folds.make_folds(STATES, SEEN, (kbr.Gaussian(0.6), 1e-3))
+    folds = _folds.make_folds(STATES, SEEN, CHOSEN)
     truth = np.asarray(folds.truth)
     k, w, length, d = truth.shape
-    means, before, expected = rng.normal(size=(3, k, 3, w, length, d))
-    lines = np.empty_like(truth)
+    means, before, estimates = rng.normal(size=(3, k, 3, w, length, d))
+    weights = rng.normal(size=(k, 3, w, length, folds.states.shape[1]))
     for index in range(k):
         z, s = np.asarray(folds.codes[index]), np.asarray(folds.states[index])
-        z, center = z[:, : folds.leading], s.mean(0)
-        origin = z.mean(0)
-        z = z - origin
-        slopes = np.linalg.solve(z.T @ z + RIDGE * len(z) * np.eye(z.shape[1]), z.T @ (s - center))
-        lines[index] = (np.asarray(folds.queries[index])[..., : folds.leading] - origin) @ slopes
-        parts = means[index] - center, before[index] - center, lines[index]
-        expected[index] = center + sum(a * part for a, part in zip(shares, parts, strict=True))
-    truth = expected[:, 1] + noise * rng.normal(size=truth.shape)
+        center, origin = s.mean(0), z.mean(0)
+        inner = (z - origin).T @ (z - origin) + RIDGE * len(z) * np.eye(z.shape[1])
+        slopes = np.linalg.solve(inner, (z - origin).T @ (s - center))
+        queries = np.asarray(folds.queries[index])
+        gram = np.exp(-((s[:, None] - s) ** 2).sum(-1) / (2 * 0.6**2))
+        expected = np.linalg.solve(gram + len(s) * 1e-3 * np.eye(len(s)), z).T
+        expected = kbr.Embedding(CHOSEN[0], jnp.asarray(s), jnp.asarray(expected))
+        moved = np.zeros_like(means[index])
+        for place in np.ndindex(3, w, length):
+            belief = kbr.Embedding(CHOSEN[0], jnp.asarray(s), jnp.asarray(weights[index][place]))
+            asked = queries[place[1:]]
+            moved[place] = update(belief, means[index][place], asked, expected, 0.6)
+        parts = (means[index] - center, before[index] - center, (queries - origin) @ slopes, moved)
+        estimates[index] = center + sum(a * part for a, part in zip(shares, parts, strict=True))
+    truth = estimates[:, 1] + noise * rng.normal(size=truth.shape)
     errors = np.linalg.norm(means - truth[:, None], axis=-1)
     folds = _folds.Fold(**{**vars(folds), "truth": jnp.asarray(truth)})
-    return folds, tuple(map(jnp.asarray, (errors, means, before)))
+    return folds, tuple(map(jnp.asarray, (errors, means, before, weights)))
 
 
 def test_shares_are_found():
-    folds, runs = made_up((0.5, 0.2, 0.4), 0.0)
-    found = learn_readout(folds, runs, 1.0)
+    folds, runs = made_up((0.5, 0.2, 0.4, 0.8), 0.0)
+    found = learn_readout(setting(), folds, runs)
     assert found is not None
-    close(found.shares, [0.5, 0.2, 0.4], 1e-6)
-    assert str(found) == "0.50 belief, 0.20 prediction, 0.40 observation"
+    close(found.shares, [0.5, 0.2, 0.4, 0.8], 1e-6)
+    assert str(found) == "0.50 belief, 0.20 prediction, 0.40 observation, 0.80 update"
     seen = np.asarray(_candidates.gap(found.errors.shape[-1]))
     close(found.errors[..., ~seen], np.asarray(runs[0])[:, 0][..., ~seen])
     assert not np.allclose(found.errors[..., seen], np.asarray(runs[0])[:, 0][..., seen])
+
+
+def test_states_are_decoded():
+    """The true states are decoded beliefs, and so are estimates."""
+    folds, (_, means, *rest) = made_up((1.0, 0.0, 0.0, 0.0), 0.0)
+    means = jnp.asarray(divided(np.asarray(means)))
+    noise = 0.1 * RNG.normal(size=folds.truth.shape)
+    folds = _folds.Fold(**{**vars(folds), "truth": divided(means[:, 1] + noise)})
+    errors = jnp.linalg.norm(means - folds.truth[:, None], axis=-1)
+    found = learn_readout(setting(on_circle), folds, (errors + 1, means, *rest))
+    assert found is not None
+    close(found.shares, [1, 0, 0, 0], 0.2)
+    seen = np.asarray(_candidates.gap(found.errors.shape[-1]))
+    assert np.all(found.errors[..., seen] <= 2 + 1e-9)  # of two points on a circle
 
 
 def test_the_least_mean_distance():
@@ -158,28 +252,47 @@ def test_the_least_mean_distance():
 
 
 def test_a_gain_while_tracking_may_cost_too_much_where_a_filter_is_lost():
-    folds, (errors, means, before) = made_up((0.5, 0.2, 0.4), 0.0)
-    assert learn_readout(folds, (errors, means, before), 1.0) is not None
+    folds, (errors, means, before, weights) = made_up((0.5, 0.2, 0.4, 0.0), 0.0)
+    assert learn_readout(setting(), folds, (errors, means, before, weights)) is not None
     lost = before.at[:, 0].add(1e3)  # what a filter expects from the marginal
-    assert learn_readout(folds, (errors, means, lost), 1.0) is None
+    assert learn_readout(setting(), folds, (errors, means, lost, weights)) is None
 
 
 def test_a_belief_that_knows_all_is_left_alone():
-    assert learn_readout(*made_up((1.0, 0.0, 0.0), 1e-3), 1.0) is None
+    assert learn_readout(setting(), *made_up((1.0, 0.0, 0.0, 0.0), 1e-3)) is None
 
 
-@pytest.mark.parametrize("decode", [None, kbr.mean])
+VALUES = dict(zip(_filter.RANGES, jnp.array([0.4, 1.0, 1e-3, 1e-3, 0.05]), strict=True))
+VALUES["bandwidth_observations"] = jnp.full(3, 1.0)
+
+
+@pytest.mark.parametrize("decode", [None, on_circle])
 def test_learned(monkeypatch, decode):
     """Observations have more to say of states off the circle than few training states."""
-    values = dict(zip(_filter.RANGES, jnp.array([0.4, 1.0, 1e-3, 1e-3, 0.05]), strict=True))
-    values["bandwidth_observations"] = jnp.full(3, 1.0)
-    monkeypatch.setattr(_filter, "_best", lambda *_: values)
+    monkeypatch.setattr(_filter, "_best", lambda *_: VALUES)
     monkeypatch.setattr(_filter, "_tuned", lambda setting, folds, values, fixed: values)
-    filt, report = kbr.learn_filter(STATES[:121], SEEN[:120], decode=decode, progress=False)
-    if decode is not None:
-        assert report.chosen["readout"] == "none" and not isinstance(filt, ReadoutFilter)
-        return
-    assert isinstance(filt, ReadoutFilter) and "observation" in report.chosen["readout"]
-    means = [kbr.state_mean(one, kbr.run_filter(one, SEEN[120:])) for one in (filt, filt.base)]
-    errors = [float(jnp.mean(jnp.sum((one - STATES[120:-1]) ** 2, axis=1))) for one in means]
-    assert errors[0] < errors[1]
+    states = STATES if decode is None else jax.vmap(lambda s: s / jnp.linalg.norm(s))(STATES)
+    filt, report = kbr.learn_filter(states[:121], SEEN[:120], decode=decode, progress=False)
+    assert isinstance(filt, ReadoutFilter)
+    found = kbr.state_mean(filt, kbr.run_filter(filt, SEEN[120:]))
+    plain = kbr.mean(kbr.belief(filt, kbr.run_filter(filt.base, SEEN[120:])))
+    if decode is None:
+        assert "observation" in report.chosen["readout"]
+    else:
+        close(jnp.linalg.norm(found, axis=1), 1)
+        plain = plain / jnp.linalg.norm(plain, axis=1, keepdims=True)
+    errors = [float(jnp.mean(jnp.sum((x - states[120:-1]) ** 2, axis=1))) for x in (found, plain)]
+    assert errors[0] < errors[1] if report.chosen["readout"] != "none" else errors[0] == errors[1]
+
+
+def test_without_a_readout_the_belief_is_decoded(monkeypatch):
+    monkeypatch.setattr(_filter, "_best", lambda *_: VALUES)
+    monkeypatch.setattr(_filter, "_tuned", lambda setting, folds, values, fixed: values)
+    monkeypatch.setattr(_filter, "learn_readout", lambda *_: None)
+    filt, report = kbr.learn_filter(STATES[:121], SEEN[:120], decode=on_circle, progress=False)
+    assert report.chosen["readout"] == "none"
+    run = kbr.run_filter(filt, SEEN[120:])
+    mean = kbr.mean(kbr.belief(filt, run))
+    close(kbr.state_mean(filt, run), mean / jnp.linalg.norm(mean, axis=1, keepdims=True))
+    filt = kbr.learn_filter(STATES[:121], SEEN[:120], progress=False)[0]
+    assert not isinstance(filt, ReadoutFilter)

@@ -41,8 +41,8 @@ LEAST, SAME, LOSS = 200, 1e-3, 0.1
 Triple = tuple[Points, Points, Points]
 Views = tuple[Callable[[Array], Array], Callable[[Array], Array]]
 #: Errors of three runs `[..., 3, w, l]`; their estimates, and their means before each observation,
-#: `[..., 3, w, l, *state]`.
-Runs = tuple[Array, Array, Array]
+#: `[..., 3, w, l, *state]`; and their beliefs' weights `[..., 3, w, l, n]`.
+Runs = tuple[Array, Array, Array, Array]
 
 
 class Setting(eqx.Module):
@@ -119,12 +119,12 @@ def _of_fold(setting: Setting, values: dict, fold: Fold) -> AbstractFilter:
 
 
 class _Kept(eqx.Module):
-    """The estimate of a step, and the mean before it."""
+    """The estimate of a step, the mean before it, and the belief's weights."""
 
     estimate: Estimate
 
-    def __call__(self, output: FilterOutput) -> tuple[Point, Point]:
-        return self.estimate(output), self.estimate.filt.mean(output.predicted)
+    def __call__(self, output: FilterOutput) -> tuple[Point, Point, Array]:
+        return self.estimate(output), self.estimate.filt.mean(output.predicted), output.weights
 
 
 def _runs(setting: Setting, values: dict, fold: Fold) -> Runs:
@@ -151,11 +151,11 @@ def _runs(setting: Setting, values: dict, fold: Fold) -> Runs:
 
     masks = joined(observed, jnp.ones((2 * count, length), bool))
     seen = joined(fold.queries, fold.queries, fold.redrawn)
-    estimates, before = jax.vmap(run)(seen, joined(marginal, certain), masks)
+    estimates, before, weights = jax.vmap(run)(seen, joined(marginal, certain), masks)
     truth = jnp.concatenate([fold.truth] * 3)
     errors = errors_of(estimates, truth)
     return jax.tree.map(
-        lambda leaf: leaf.reshape(3, count, *leaf.shape[1:]), (errors, estimates, before)
+        lambda leaf: leaf.reshape(3, count, *leaf.shape[1:]), (errors, estimates, before, weights)
     )
 
 

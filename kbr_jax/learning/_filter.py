@@ -39,6 +39,7 @@ from ._images import fit_image_map
 from ._maps import (
     CHOOSING,
     LEADING,
+    DiscriminantMap,
     Regression,
     choose_regression,
     fit_discriminant_map,
@@ -156,10 +157,10 @@ def learn_filter(
        (`fit_cusum_restart`). The filter gets it unless the arithmetic mean of the three errors
        becomes greater, or runs from the true state lose much. Its `base` is the filter without,
        at half the cost.
-    4. The three shares of a `ReadoutFilter` are those of least error in held-out runs. They are
+    4. The four shares of a `ReadoutFilter` are those of least error in held-out runs. They are
        used if left-out folds have less error by them in runs from the true state, and if runs
-       from the marginal do not lose much. Not with `decode`, and not with a fixed
-       kernel of observations. `filt.base` is then the filter without.
+       from the marginal do not lose much. Not with a fixed kernel of observations. `filt.base` is
+       then the filter without.
     5. The filter is fitted to all data.
 
     **Arguments:**
@@ -171,6 +172,8 @@ def learn_filter(
       observations as they are.
     - `estimator`: "importance" or "pairs".
     - `decode`: from an embedding to a point, for example `decode_rotation`; the mean by default.
+      `state_mean(filt, run)` is then decoded. With a fixed kernel of observations it is not:
+      use `decode(belief(filt, run))`.
     - `fixed`: any of `bandwidth_states` (in units of the states' scale), `bandwidth_observations`
       (of the median distance of mapped observations), `regularizer`, `posterior_regularizer` and
       `truncation`.
@@ -216,19 +219,26 @@ def learn_filter(
         bar.update(STEPS)
         setting, folds, runs = recovering(setting, folds, values)
     views = readout = None
+    triples = take(triple[:2], spread(total, MAPPED))
     if chosen is not None:
-        views = _views(setting, chosen, *take(triple[:2], spread(total, MAPPED)))
-        readout = learn_readout(folds, runs, float(lost)) if decode is None else None
+        function = fit_discriminant_map(chosen, *triples)
+        views = _views(setting, chosen, function, *triples)
+        readout = learn_readout(setting, folds, runs)
     report = _report(setting, folds, values, runs, readout, rivals)
     filt = _fit(setting, values, triple, views)
-    if views is not None and readout is not None:
-        filt = with_readout(filt, readout, views[0], triple[:2])
+    if chosen is not None and not (readout is None and decode is None):
+        filt = with_readout(setting, filt, readout, function, triples)
     return filt, report
 
 
-def _views(setting: Setting, chosen: Regression, states: Points, observations: Array) -> Views:
+def _views(
+    setting: Setting,
+    chosen: Regression,
+    tested: DiscriminantMap,
+    states: Points,
+    observations: Array,
+) -> Views:
     """What the kernel and what a test of the belief see of an observation."""
-    tested = fit_discriminant_map(chosen, states, observations)
     seen = tested.leading(LEADING)
     if not setting.tested or observations.ndim not in (3, 4):
         return seen, tested

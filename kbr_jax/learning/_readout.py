@@ -1,17 +1,22 @@
 """A correction of a filter's estimates by the newest observation, learned on held-out runs."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from .._checks import take
+from .._solves import psd_solve
 from .._typing import Array, Point, Points
+from ..embedding import Embedding
 from ..filtering import AbstractFilter, ReadoutFilter
-from ._candidates import LOSS, Runs, gap
+from ..filtering._readout import decoded, kalman_update
+from ._candidates import LOSS, Runs, Setting, gap
 from ._folds import Fold
-from ._maps import in_batches
+from ._maps import LEADING, DiscriminantMap, Regression, fit_discriminant_map, in_batches
 
 #: Of the linear regression. Coordinates are in units of their noise, and one without signal is 0.
 RIDGE = 1e-3
@@ -21,28 +26,96 @@ ROUNDS = 10
 
 
 class Readout(NamedTuple):
-    """Shares of the belief, the prediction and the regression; held-out errors `[k, w, l]`."""
+    """Shares of belief, prediction, regression and update; and held-out errors `[k, w, l]`."""
 
     shares: np.ndarray
     errors: np.ndarray
 
     def __str__(self) -> str:
-        words = ("belief", "prediction", "observation")
+        words = ("belief", "prediction", "observation", "update")
         parts = (f"{share:.2f} {word}" for share, word in zip(self.shares, words, strict=True))
         return ", ".join(parts)
 
 
 def _regress(coordinates: Array, states: Points) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Linear ridge regression of states: mean coordinates, slopes and mean state."""
+    """Linear ridge regression of states: mean coordinates, slopes and mean state.
+
+    It sees the leading coordinates.
+    """
     z, s = np.asarray(coordinates, np.float64), np.asarray(states, np.float64)
     origin, center = z.mean(0), s.mean(0)
-    z, rows = z - origin, (s - center).reshape(len(s), -1)
+    z, rows = (z - origin)[:, :LEADING], (s - center).reshape(len(s), -1)
     inner = z.T @ z + len(z) * RIDGE * np.eye(z.shape[1])
-    slopes = np.linalg.solve(inner, z.T @ rows)
+    slopes = np.zeros((len(origin), rows.shape[1]))
+    slopes[: z.shape[1]] = np.linalg.solve(inner, z.T @ rows)
     return origin, slopes.reshape(-1, *center.shape), center
 
 
-def learn_readout(folds: Fold, runs: Runs, lost: float) -> Readout | None:
+@eqx.filter_jit
+def _expected(chosen: Regression, states: Points, coordinates: Array) -> Embedding:
+    """What is expected of coordinates in a state, by ridge regression."""
+    kernel, ridge = chosen
+    shift = len(coordinates) * jnp.asarray(ridge, coordinates.dtype)
+    weights = psd_solve(kernel.gram(states, states), coordinates, shift)
+    return Embedding(kernel, states, weights.T)
+
+
+@eqx.filter_jit
+def _updates(
+    decode: Callable[[Embedding], Point] | None,
+    expected: Embedding,
+    means: Array,
+    weights: Array,
+    z: Array,
+) -> Array:
+    """Updates `[b, *state]` of beliefs with these means and weights `[b, n]`."""
+
+    def one(args):
+        mean, own, z = args
+        belief = Embedding(expected.kernel, expected.points, own)
+        return decoded(decode, mean + kalman_update(expected, belief, mean, z)) - mean
+
+    return jax.lax.map(one, (means, weights, z), batch_size=64)
+
+
+def _coordinates(chosen: Regression, fold: Fold) -> tuple[Array, Array]:
+    """All coordinates of training observations, and of held-out ones `[w l, k]`."""
+    codes, queries = fold.codes, fold.queries
+    if fold.images is not None:
+        codes, queries = fold.images
+        function = fit_discriminant_map(chosen, fold.states, codes)
+        codes = in_batches(function, codes)
+        return codes, in_batches(function, queries.reshape(-1, *queries.shape[2:]))
+    return codes, queries.reshape(-1, queries.shape[-1])
+
+
+def _parts(setting: Setting, fold: Fold, runs: Runs) -> tuple[np.ndarray, np.ndarray]:
+    """What estimates are made of, `[2, w l, *state, 4]`, and the mean state.
+
+    In runs from the marginal and from the true state: the belief's mean, the mean before the
+    observation and the linear regression, less the mean state, and the update.
+    """
+    chosen = setting.regression
+    assert chosen is not None
+    codes, queries = _coordinates(chosen, fold)
+    origin, slopes, center = _regress(codes, fold.states)
+    regressed = np.tensordot(np.asarray(queries, np.float64) - origin, slopes, 1)
+    expected = _expected(chosen, fold.states, codes)
+    found = []
+    for mean, before, weights in zip(*(part[:2] for part in runs[1:]), strict=True):
+        mean, before = (part.reshape(-1, *center.shape) for part in (mean, before))
+        moved = _updates(setting.decode, expected, mean, weights.reshape(len(mean), -1), queries)
+        apart = (np.asarray(part, np.float64) - center for part in (mean, before))
+        found.append(np.stack([*apart, regressed, np.asarray(moved, np.float64)], axis=-1))
+    return np.stack(found), center
+
+
+@eqx.filter_jit
+def _all_decoded(decode: Callable[[Embedding], Point] | None, points: Array) -> Array:
+    return jax.vmap(lambda point: decoded(decode, point))(points)
+
+
+def learn_readout(setting: Setting, folds: Fold, runs: Runs) -> Readout | None:
     """The shares of least mean error in runs from the true state.
 
     There a belief tracks, as it does most of the time. In three samples of the rotation dynamics,
@@ -52,51 +125,49 @@ def learn_readout(folds: Fold, runs: Runs, lost: float) -> Readout | None:
     least squares, and 3 % less with least distances.
 
     **Returns:** None unless left-out folds have less error in these runs. And runs from the
-    marginal may lose no more than a tenth of `lost`, the error without memory: a walker in a
+    marginal may lose no more than a tenth of the error without memory: a walker in a
     canteen had 3 % less error while it was tracked, and twice as much where it was lost.
     """
-    errors, means, before = (np.asarray(part, np.float64)[:, :2] for part in runs)
+    errors, truth = np.asarray(runs[0], np.float64)[:, :2], np.asarray(folds.truth, np.float64)
+    every = list(range(len(errors)))
+    parts, centers = zip(
+        *(_parts(setting, take(folds, i), take(runs, i)) for i in every), strict=True
+    )
+    ends = [truth[i].reshape(-1, *centers[i].shape) - centers[i] for i in every]
     marginal, tracking = 0, 1
-    apart, ends = [], []
-    for index in range(len(errors)):
-        fold = take(folds, index)
-        origin, slopes, center = _regress(fold.seen(fold.codes), fold.states)
-        queries = np.asarray(fold.seen(fold.queries), np.float64)
-        regressed = np.tensordot(queries - origin, slopes, 1)
-        parts = means[index] - center, before[index] - center
-        apart.append(np.stack([*parts, np.broadcast_to(regressed, parts[0].shape)], axis=-1))
-        ends.append(np.asarray(fold.truth, np.float64) - center)
 
     def shares(chosen: list[int]) -> np.ndarray:
-        rows = np.concatenate([apart[i][tracking].reshape(-1, *apart[i].shape[3:]) for i in chosen])
-        values = np.concatenate([ends[i].reshape(-1, *ends[i].shape[2:]) for i in chosen])
-        return _least_distances(rows.reshape(len(rows), -1, 3), values.reshape(len(rows), -1))
+        rows = np.concatenate([parts[i][tracking] for i in chosen])
+        values = np.concatenate([ends[i] for i in chosen])
+        return _least_distances(rows.reshape(len(rows), -1, 4), values.reshape(len(rows), -1))
 
-    every = list(range(len(errors)))
     found = []
-    for index in every:
-        missed = apart[index] @ shares([i for i in every if i != index]) - ends[index]
-        found.append(np.linalg.norm(missed.reshape(*errors[index].shape, -1), axis=-1))
+    for i in every:
+        points = parts[i] @ shares([j for j in every if j != i]) + centers[i]
+        points = jnp.asarray(points.reshape(-1, *centers[i].shape), folds.truth.dtype)
+        missed = np.asarray(_all_decoded(setting.decode, points), np.float64)
+        missed = missed.reshape(2, *truth[i].shape) - truth[i]
+        found.append(np.linalg.norm(missed.reshape(2, *errors.shape[2:], -1), axis=-1))
     # A missing observation leaves the belief's mean as it is.
     seen = np.asarray(gap(errors.shape[-1]))
     found = np.stack(found)
     found[:, marginal] = np.where(seen, found[:, marginal], errors[:, marginal])
     gains = (errors - found).mean(axis=(0, 2, 3))
-    if not (gains[tracking] > 0 and gains[marginal] > -LOSS * lost):
+    if not (gains[tracking] > 0 and gains[marginal] > -LOSS * float(setting.lost)):
         return None
     return Readout(shares(every), found[:, marginal])
 
 
 def _least_distances(rows: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Coefficients `[3]` of least mean distance of `rows @ coefficients` from values `[n, d]`.
+    """Coefficients `[c]` of least mean distance of `rows @ coefficients` from values `[n, d]`.
 
     Least squares, weighted again and again by the inverse distance.
     """
     weights = np.ones(len(rows))
     for _ in range(ROUNDS):
         root = np.sqrt(weights)[:, None]
-        left, right = (rows * root[..., None]).reshape(-1, 3), (values * root).reshape(-1)
-        found = np.linalg.lstsq(left, right, rcond=None)[0]
+        left, right = (rows * root[..., None]).reshape(-1, rows.shape[-1]), (values * root)
+        found = np.linalg.lstsq(left, right.reshape(-1), rcond=None)[0]
         distance = np.linalg.norm(rows @ found - values, axis=1)
         least = 0.1 * np.median(distance) + np.finfo(np.float64).tiny
         weights = 1 / np.maximum(distance, least)
@@ -104,15 +175,28 @@ def _least_distances(rows: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def with_readout(
+    setting: Setting,
     filt: AbstractFilter,
-    readout: Readout,
-    function: Callable[[Point], Array],
+    readout: Readout | None,
+    function: DiscriminantMap,
     data: tuple[Points, Points],
 ) -> ReadoutFilter:
-    """The filter with a regression on all training pairs."""
+    """The filter with regressions on training pairs; its `decode` alone without a readout."""
     states, observations = data
     coordinates = in_batches(function, observations)
-    dtype = coordinates.dtype
-    parts: Any = (*_regress(coordinates, states), readout.shares)
-    origin, slopes, center, shares = (jnp.asarray(part, dtype) for part in parts)
-    return ReadoutFilter(filt, function, origin, slopes, center, shares, take(observations, 0))
+    origin, slopes, center = _regress(coordinates, states)
+    if readout is None:
+        shares, intercept, slopes = np.array([1, 0, 0]), 0 * center, 0 * slopes
+    else:
+        belief, before, regressed, update = readout.shares
+        shares, slopes = np.array([belief, before, update]), regressed * slopes
+        intercept = (1 - belief - before) * center - np.tensordot(origin, slopes, 1)
+    assert setting.regression is not None
+    expected = _expected(setting.regression, states, coordinates)
+    shares, intercept, slopes = (
+        jnp.asarray(part, states.dtype) for part in (shares, intercept, slopes)
+    )
+    template = take(observations, 0)
+    return ReadoutFilter(
+        filt, function, expected, shares, intercept, slopes, template, setting.decode
+    )
