@@ -191,17 +191,17 @@ def made_up(shares, noise):
     means, before, estimates = rng.normal(size=(3, k, 3, w, length, d))
     weights = rng.normal(size=(k, 3, w, length, folds.states.shape[1]))
     for index in range(k):
-        z, s = np.asarray(folds.codes[index]), np.asarray(folds.states[index])
+        s, z, queries = (np.asarray(part[index]) for part in folds.whole)
+        points = folds.states[index]
         center, origin = s.mean(0), z.mean(0)
         inner = (z - origin).T @ (z - origin) + RIDGE * len(z) * np.eye(z.shape[1])
         slopes = np.linalg.solve(inner, (z - origin).T @ (s - center))
-        queries = np.asarray(folds.queries[index])
         gram = np.exp(-((s[:, None] - s) ** 2).sum(-1) / (2 * 0.6**2))
         expected = np.linalg.solve(gram + len(s) * 1e-3 * np.eye(len(s)), z).T
         expected = kbr.Embedding(CHOSEN[0], jnp.asarray(s), jnp.asarray(expected))
         moved = np.zeros_like(means[index])
         for place in np.ndindex(3, w, length):
-            belief = kbr.Embedding(CHOSEN[0], jnp.asarray(s), jnp.asarray(weights[index][place]))
+            belief = kbr.Embedding(CHOSEN[0], points, jnp.asarray(weights[index][place]))
             asked = queries[place[1:]]
             moved[place] = update(belief, means[index][place], asked, expected, 0.6)
         parts = (means[index] - center, before[index] - center, (queries - origin) @ slopes, moved)
@@ -212,7 +212,10 @@ def made_up(shares, noise):
     return folds, tuple(map(jnp.asarray, (errors, means, before, weights)))
 
 
-def test_shares_are_found():
+@pytest.mark.parametrize("pairs", [60, 1000])
+def test_shares_are_found(monkeypatch, pairs):
+    """The regressions see more pairs than the filter's candidates do."""
+    monkeypatch.setattr(_folds, "PAIRS", pairs)
     folds, runs = made_up((0.5, 0.2, 0.4, 0.8), 0.0)
     found = learn_readout(setting(), folds, runs)
     assert found is not None

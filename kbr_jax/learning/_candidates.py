@@ -22,14 +22,12 @@ from ..filtering import (
 from ..kernels import AbstractKernel, Gaussian, Warped
 from ..rules import Clipping
 from ..tuning._losses import Estimate
-from ._folds import Fold, spread, with_image_codes
+from ._folds import MAPPED, Fold, spread, with_image_codes
 from ._maps import Regression
 from ._report import errors_of
 
 #: Landmarks of the states, and prior weights that Bayes' rule uses.
 RANK, ACTIVE = 150, 100
-#: Pairs that a map, and a test of the belief, are fitted to.
-MAPPED = 2000
 #: Pairs that a test of the belief needs. Shares of the error without memory that all runs together
 #: may lose by it, which is rounding, and those from the true state: in the look-alike room at
 #: variance .01, second half, they lost .06, in runs through places without training states, and

@@ -23,7 +23,6 @@ from ..kernels import (
 )
 from ..tuning._progress import Progress, progress_bar
 from ._candidates import (
-    MAPPED,
     Runs,
     Setting,
     Views,
@@ -34,7 +33,7 @@ from ._candidates import (
     recovering,
     score,
 )
-from ._folds import Fold, make_folds, spread
+from ._folds import MAPPED, Fold, make_folds, spread
 from ._images import fit_image_map
 from ._maps import (
     CHOOSING,

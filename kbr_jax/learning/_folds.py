@@ -30,6 +30,8 @@ from ._maps import (
 #: Folds, steps of a stretch, steps of all stretches together, and pairs that are learned from while
 #: choosing: 2 000 pairs then take minutes on two cores.
 FOLDS, LENGTH, STEPS, PAIRS = 5, 40, 1000, 1000
+#: Pairs that a map, a test of the belief and a readout are fitted to.
+MAPPED = 2000
 #: Observations of the window that regressions see.
 WINDOW = 4
 
@@ -47,6 +49,8 @@ class Fold(eqx.Module):
       None where observations are as they are.
     - `images`: training observations and queries as they are, where these are images. Their codes
       are the leading ones, until `with_image_codes` adds the others.
+    - `whole`: what a readout learns from, where observations are mapped: states, all coordinates
+      and those of the stretches, of at most `MAPPED` pairs.
     """
 
     states: Points
@@ -60,6 +64,7 @@ class Fold(eqx.Module):
     query_history: Any
     leading: int | None = eqx.field(static=True)
     images: tuple[Array, Array] | None = None
+    whole: tuple[Array, Array, Array] | None = None
 
     def seen(self, coordinates: Any) -> Any:
         """What kernels see of coordinates."""
@@ -118,7 +123,8 @@ def make_folds(states: Any, observations: Any, chosen: Regression | None) -> Fol
     """
     splits = split(states, observations)
     triples = [transitions([s for s, _ in learn], [o for _, o in learn]) for learn, _ in splits]
-    pairs = in_blocks(min(PAIRS, *(size(triple[0]) for triple in triples)))
+    least = min(size(triple[0]) for triple in triples)
+    pairs, mapped = in_blocks(min(PAIRS, least)), in_blocks(min(MAPPED, least))
     held_out = [[one for one in tests if size(one[1]) > 1] for _, tests in splits]
     length = min(LENGTH, *(max(size(one[1]) for one in tests) for tests in held_out))
     windows = [_windows(tests, length) for tests in held_out]
@@ -126,8 +132,8 @@ def make_folds(states: Any, observations: Any, chosen: Regression | None) -> Fol
     folds = []
     for (learn, _), triple, candidates in zip(splits, triples, windows, strict=True):
         picked = [candidates[i] for i in np.linspace(0, len(candidates) - 1, count).astype(int)]
-        rows = spread(size(triple[0]), pairs)
-        folds.append(_fold(learn, rows, picked, chosen))
+        rows, more = spread(size(triple[0]), pairs), spread(size(triple[0]), mapped)
+        folds.append(_fold(learn, rows, more, picked, chosen))
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *folds)
 
 
@@ -141,16 +147,23 @@ def _windows(tests: list[Sequence], length: int) -> list[Sequence]:
 
 
 def _fold(
-    learn: list[Sequence], rows: np.ndarray, windows: list[Sequence], chosen: Regression | None
+    learn: list[Sequence],
+    rows: np.ndarray,
+    more: np.ndarray,
+    windows: list[Sequence],
+    chosen: Regression | None,
 ) -> Fold:
     sequences, seen = [s for s, _ in learn], [o for _, o in learn]
     states, observations, successors = take(transitions(sequences, seen), rows)
     truth, queries = jax.tree.map(lambda *leaves: jnp.stack(leaves), *windows)
-    count = images = None
+    count = images = whole = None
     if chosen is None:
         codes, redrawn = observations, queries
     else:
         function = fit_discriminant_map(chosen, states, observations)
+        known, asked = take(transitions(sequences, seen)[:2], more)
+        every = function if len(more) == len(rows) else fit_discriminant_map(chosen, known, asked)
+        whole = known, in_batches(every, asked), _of_stretches(every, queries)
         count = min(LEADING, function.matrix.shape[1])
         if observations.ndim in (3, 4):
             images, function = (observations, queries), function.leading(count)
@@ -172,7 +185,7 @@ def _fold(
     far = apart >= np.median(apart, axis=1, keepdims=True)
     wrong = states[np.argmin(np.where(far, unlike, np.inf), axis=1)]
     runs = truth, queries, redrawn, wrong
-    return Fold(states, codes, successors, *runs, history, query_history, count, images)
+    return Fold(states, codes, successors, *runs, history, query_history, count, images, whole)
 
 
 def _of_stretches(function: Callable, queries: Points) -> Float[Array, "w l r"]:

@@ -16,7 +16,7 @@ from ..filtering import AbstractFilter, ReadoutFilter
 from ..filtering._readout import decoded, kalman_update
 from ._candidates import LOSS, Runs, Setting, gap
 from ._folds import Fold
-from ._maps import LEADING, DiscriminantMap, Regression, fit_discriminant_map, in_batches
+from ._maps import LEADING, DiscriminantMap, Regression, in_batches
 
 #: Of the linear regression. Coordinates are in units of their noise, and one without signal is 0.
 RIDGE = 1e-3
@@ -64,29 +64,18 @@ def _expected(chosen: Regression, states: Points, coordinates: Array) -> Embeddi
 def _updates(
     decode: Callable[[Embedding], Point] | None,
     expected: Embedding,
-    means: Array,
-    weights: Array,
+    points: Points,
+    beliefs: tuple[Array, Array],
     z: Array,
 ) -> Array:
-    """Updates `[b, *state]` of beliefs with these means and weights `[b, n]`."""
+    """Updates `[b, *state]` of beliefs with these means and weights `[b, n]` of the points."""
 
     def one(args):
-        mean, own, z = args
-        belief = Embedding(expected.kernel, expected.points, own)
+        (mean, weights), z = args
+        belief = Embedding(expected.kernel, points, weights)
         return decoded(decode, mean + kalman_update(expected, belief, mean, z)) - mean
 
-    return jax.lax.map(one, (means, weights, z), batch_size=64)
-
-
-def _coordinates(chosen: Regression, fold: Fold) -> tuple[Array, Array]:
-    """All coordinates of training observations, and of held-out ones `[w l, k]`."""
-    codes, queries = fold.codes, fold.queries
-    if fold.images is not None:
-        codes, queries = fold.images
-        function = fit_discriminant_map(chosen, fold.states, codes)
-        codes = in_batches(function, codes)
-        return codes, in_batches(function, queries.reshape(-1, *queries.shape[2:]))
-    return codes, queries.reshape(-1, queries.shape[-1])
+    return jax.lax.map(one, (beliefs, z), batch_size=64)
 
 
 def _parts(setting: Setting, fold: Fold, runs: Runs) -> tuple[np.ndarray, np.ndarray]:
@@ -95,16 +84,17 @@ def _parts(setting: Setting, fold: Fold, runs: Runs) -> tuple[np.ndarray, np.nda
     In runs from the marginal and from the true state: the belief's mean, the mean before the
     observation and the linear regression, less the mean state, and the update.
     """
-    chosen = setting.regression
-    assert chosen is not None
-    codes, queries = _coordinates(chosen, fold)
-    origin, slopes, center = _regress(codes, fold.states)
+    assert setting.regression is not None and fold.whole is not None
+    states, codes, queries = fold.whole
+    queries = queries.reshape(-1, queries.shape[-1])
+    origin, slopes, center = _regress(codes, states)
     regressed = np.tensordot(np.asarray(queries, np.float64) - origin, slopes, 1)
-    expected = _expected(chosen, fold.states, codes)
+    expected = _expected(setting.regression, states, codes)
     found = []
     for mean, before, weights in zip(*(part[:2] for part in runs[1:]), strict=True):
         mean, before = (part.reshape(-1, *center.shape) for part in (mean, before))
-        moved = _updates(setting.decode, expected, mean, weights.reshape(len(mean), -1), queries)
+        beliefs = mean, weights.reshape(len(mean), -1)
+        moved = _updates(setting.decode, expected, fold.states, beliefs, queries)
         apart = (np.asarray(part, np.float64) - center for part in (mean, before))
         found.append(np.stack([*apart, regressed, np.asarray(moved, np.float64)], axis=-1))
     return np.stack(found), center
