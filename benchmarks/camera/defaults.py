@@ -6,11 +6,13 @@ Trained on the first or the second half of `camera_lookalike`, forward or revers
 tested on the other half from the marginal of the training states, at each variance of the pixels
 and each seed of the noise; cells that are not run keep their last results. Estimates are decoded by
 `decode_rotation`. "without readout" is the mean error of the decoded beliefs. Half a turn is an
-error of 2.83; a frame counts as half a turn wrong above 1.5, after the first 40 frames.
+error of 2.83; a frame counts as half a turn wrong above 1.5, after the first 40 frames. "back in
+time" is of the 20 wrong starts of `benchmarks.camera.recovery`.
 """
 
 import itertools
 import warnings
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +21,7 @@ import kbr_jax as kbr
 
 from .. import experiment
 from . import video as camera
+from .recovery import STARTS, recover, sightings
 
 VARIANCES, SEEDS, CHUNK, FIRST, WRONG = (3e-4, 1e-3, 3e-3, 1e-2), 3, 100, 40, 1.5
 SIDES = list(itertools.product(("first half", "second half"), ("forward", "reversed")))
@@ -26,11 +29,16 @@ SIDES = list(itertools.product(("first half", "second half"), ("forward", "rever
 
 def sides(data: camera.Camera, half: str, time: str) -> list[tuple[np.ndarray, np.ndarray]]:
     """Rotations and frames to train on, and to test on."""
-    parts = [data.part(0, camera.SPLIT), data.part(camera.SPLIT, 2 * camera.SPLIT)]
-    if half == "second half":
-        parts = parts[::-1]
+    parts = data.part(0, camera.SPLIT), data.part(camera.SPLIT, 2 * camera.SPLIT)
+    rotations, frames = zip(*parts, strict=True)
+    both = turned(list(rotations), half, time), turned(list(frames), half, time)
+    return list(zip(*both, strict=True))
+
+
+def turned(parts: list[Any], half: str, time: str) -> list[Any]:
+    """What belongs to the training half and to the test half, in the order of time."""
     step = -1 if time == "reversed" else 1
-    return [(rotations[::step], frames[::step]) for rotations, frames in parts]
+    return [part[::step] for part in (parts[::-1] if half == "second half" else parts)]
 
 
 def estimates(
@@ -55,12 +63,15 @@ def repetition(half: str, time: str, variance: float, seed: int) -> dict[str, in
         *map(jnp.asarray, training), decode=kbr.decode_rotation, progress=False
     )
     errors, plain = (camera.frobenius(found, truth) for found in estimates(filt, tests))
+    clear = turned(np.split(sightings(), 2), half, time)[1]
+    runs = [recover(filt, training[0], (truth, tests), start, clear) for start in STARTS]
     return {
         "seed": seed,
         "mean": float(errors.mean()),
         "median": float(np.median(errors)),
         "without readout": float(plain.mean()),
         "half a turn wrong": int(np.sum(errors[FIRST:] > WRONG)),
+        "back in time": sum(run["in time"] for run in runs),
         "test": str(report.chosen["test of the belief"]),
     }
 

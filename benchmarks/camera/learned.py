@@ -235,8 +235,10 @@ def tested(parameters, data: camera.Camera, training, tests) -> dict[str, Any]:
     filt = tested_filter(rotations, training, frames, parameters)
     rows = np.concatenate([np.concatenate([training, tests]), data.frames], axis=1)
     whole = camera.Camera(rows, data.rotations)
-    clear = sightings()
-    back = [recover(filt, whole, start, clear)["in time"] for start in tqdm(STARTS, unit="start")]
+    clear, tested = sightings()[camera.SPLIT :], whole.part(camera.SPLIT, 2 * camera.SPLIT)
+    seen = whole.rotations[: camera.SPLIT]
+    runs = [recover(filt, seen, tested, start, clear) for start in tqdm(STARTS, unit="start")]
+    back = [run["in time"] for run in runs]
     return {**track(filt, whole), "starts": len(back), "back in time": sum(back), "each": back}
 
 

@@ -92,12 +92,9 @@ def color_histogram(
 
 
 def sightings() -> np.ndarray:
-    """Whether the box is clearly in view, by the violet of the frames without noise.
-
-    `[1800]`, of the test half.
-    """
+    """Whether the box is clearly in view, by the violet of the frames without noise, `[3600]`."""
     with np.load(camera.DATA / f"{NAME}.npz") as arrays:
-        red, green, blue = np.moveaxis(arrays["frames"][camera.SPLIT :].astype(int), -1, 0)
+        red, green, blue = np.moveaxis(arrays["frames"].astype(int), -1, 0)
     return np.sum(np.minimum(red, blue) - green > 20, axis=(1, 2)) >= PIXELS
 
 
@@ -112,13 +109,21 @@ def sighting(clear: np.ndarray, start: int) -> int | None:
 
 
 def recover(
-    filt: kbr.filtering.CusumRestartFilter, data: camera.Camera, start: int, clear: np.ndarray
+    filt: kbr.filtering.AbstractFilter,
+    rotations: np.ndarray,
+    tested: tuple[np.ndarray, np.ndarray],
+    start: int,
+    clear: np.ndarray,
 ) -> dict:
-    """Run from a wrong start until the filter is on the true side, or the time allowed is over."""
-    truth, tests = data.part(camera.SPLIT, 2 * camera.SPLIT)
+    """Run from a wrong start until the filter is on the true side, or the time allowed is over.
+
+    `rotations` of the training half; `tested`, the rotations and frames of the other, and `clear`,
+    whether the box is clearly in view there.
+    """
+    truth, tests = tested
     seen = sighting(clear, start)
     last = len(tests) - 1 if seen is None else min(seen + WITHIN, len(tests) - 1)
-    prior = prior_around(HALF_TURN @ truth[start], data.rotations[: camera.SPLIT])
+    prior = prior_around(HALF_TURN @ truth[start], rotations)
     state = kbr.init_filter(filt, prior)
     back = None
     for begin in range(start, last + 1, CHUNK):
@@ -166,8 +171,9 @@ def track(filt: kbr.filtering.CusumRestartFilter, data: camera.Camera) -> dict[s
 def seed_results(seed: int) -> dict:
     data = camera.load(NAME, VARIANCE, seed, np.float64)
     filt = challenged(data, TRACKER)
-    clear = sightings()
-    runs = [recover(filt, data, start, clear) for start in STARTS]
+    halves = data.part(0, camera.SPLIT), data.part(camera.SPLIT, 2 * camera.SPLIT)
+    clear = sightings()[camera.SPLIT :]
+    runs = [recover(filt, halves[0][0], halves[1], start, clear) for start in STARTS]
     return {
         **track(filt, data),
         "back in time": sum(run["in time"] for run in runs),
