@@ -37,6 +37,19 @@ def filters(g, x, y, **options):
     return kbr.fit_filter(g, g, x, y, **BAYES, **options)
 
 
+def readout(g, x, y):
+    """Updates through both of its solves: two coordinates of two numbers, or one."""
+    h = kbr.Embedding(g, x, y.T)
+    numbers = jnp.ones(3, x.dtype), jnp.zeros(2, x.dtype), jnp.ones((2, 2), x.dtype)
+    both = kbr.filtering.ReadoutFilter(filters(g, x, y), lambda o: o, h, *numbers, y[0])
+    one = kbr.filtering.ReadoutFilter(
+        both, lambda o: o[:1], kbr.Embedding(g, x, y.T[:1]), *numbers[:2], numbers[2][:1], y[0]
+    )
+    return kbr.state_mean(one, kbr.run_filter(one, y)), kbr.state_mean(
+        both, kbr.run_filter(both, y)
+    )
+
+
 def landmarks(x, r=4):
     return kbr.Landmarks(x[:r], jnp.ones(r, bool))
 
@@ -236,6 +249,7 @@ PROGRAMS = {
     ),
     "fit_filter": lambda g, x, y: filters(g, x, y).emission.factor,
     "run_filter": lambda g, x, y: kbr.run_filter(filters(g, x, y), y).weights,
+    "state_mean, readout": readout,
     "run_filter, landmarks": lambda g, x, y: (
         kbr.run_filter(
             filters(g, x, y, landmarks_states=landmarks(x), landmarks_observations=landmarks(y)), y
