@@ -140,17 +140,16 @@ def test_tests_of_beliefs_in_folds_see_learned_coordinates(untrained_maps):
 def test_images_of_a_filter_are_mapped_where_beliefs_are_tested(untrained_maps):
     states, images, _ = (jnp.asarray(part) for part in lamps())
     one, chosen = jnp.asarray(1.0), (kbr.Gaussian(0.5), 1e-3)
-    setting = _filter.Setting(one, one, None, None, None, "pairs", one, chosen)
-    assert isinstance(
-        _filter._views(setting, chosen, states, images)[1], kbr.learning.DiscriminantMap
-    )
-    setting = _filter.Setting(one, one, None, None, None, "pairs", one, chosen, tested=True)
-    seen, tested = _filter._views(setting, chosen, states, images)
+    function = _maps.fit_discriminant_map(chosen, states, images)
+
+    def views(observations, tested):
+        setting = _filter.Setting(one, one, None, None, None, "pairs", one, chosen, tested=tested)
+        return _filter._views(setting, chosen, function, states, observations)
+
+    assert views(images, False)[1] is function
+    seen, tested = views(images, True)
     assert isinstance(tested, ImageMap) and seen.matrix.shape[1] == _maps.LEADING
-    assert isinstance(
-        _filter._views(setting, chosen, states, images.reshape(120, -1))[1],
-        kbr.learning.DiscriminantMap,
-    )
+    assert views(images.reshape(120, -1), True)[1] is function
 
 
 @pytest.mark.parametrize(
@@ -162,8 +161,8 @@ def test_a_test_of_beliefs_must_earn_its_place(monkeypatch, untrained_maps, erro
     def mean_of_folds(setting, folds, values):
         if setting.tested:
             found = [0.2, begun, 3 * error - begun - 0.2, begun, 1.0]
-            return np.array(found), (jnp.ones((1, 3, 2, 2)),) * 3
-        return np.array([0.5, 0.5, 2.0, 0.5, 3.0]), (jnp.zeros((1, 3, 2, 2)),) * 3
+            return np.array(found), (jnp.ones((1, 3, 2, 2)),) * 4
+        return np.array([0.5, 0.5, 2.0, 0.5, 3.0]), (jnp.zeros((1, 3, 2, 2)),) * 4
 
     monkeypatch.setattr(_candidates, "_mean_of_folds", mean_of_folds)
     monkeypatch.setattr(_candidates, "LEAST", 50)
