@@ -116,6 +116,8 @@ def test_one_update(count):
     found = kalman_update(expected, belief, state, z)
     close(found, update(belief, np.asarray(state), z, expected))
     certain = kbr.embed(kernel, STATES[:1])
+    negative = kbr.Embedding(kernel, STATES[:2], jnp.array([-1.0, -0.5]))
+    close(kalman_update(expected, negative, STATES[0], z), 0)
     close(kalman_update(expected, certain, STATES[0], z), 0)
     for own in (belief, certain):
         total = functools.partial(lambda e, b, s: jnp.sum(kalman_update(e, b, s, z)), expected)
@@ -133,6 +135,9 @@ def test_without_an_observation_nothing_is_corrected():
     ahead, own = kbr.predict(filt, run, 2), kbr.predict(filt.base, own, 2)
     assert ahead.correction is None
     close(kbr.state_mean(filt, ahead), kbr.state_mean(filt.base, own))
+    turned = readout(on_circle)
+    ahead = kbr.predict(turned, kbr.run_filter(turned, NEW), 2)
+    close(kbr.state_mean(turned, ahead), divided(np.asarray(kbr.mean(kbr.belief(turned, ahead)))))
     later, plain = (kbr.smooth(one, run, regularizer=1e-3) for one in (filt, filt.base))
     close(later.weights, plain.weights)
     start, first = kbr.init_from_observation(filt, NEW[0], regularizer=0.1)

@@ -36,9 +36,10 @@ class ReadoutFilter(AbstractWrappedFilter):
     $m_t$ is the decoded belief, and $m_t + \delta_t$ and $\hat s_t$ are decoded as embeddings of
     one point.
 
-    `FilterOutput.correction` is $\hat s_t$ less the mean of the belief. Where the observation is
-    missing, $\hat s_t$ is $m_t$. Beliefs and predictions are those of `base`. Cost of a step: that
-    of `base`, plus O(n (k + d) d + d^3) for states of d numbers. `learn_filter` fits it.
+    `FilterOutput.correction` is $\hat s_t$ less the mean of the belief. Where there is no
+    observation, as in a prediction, $\hat s_t$ is $m_t$. Beliefs and predictions are those of
+    `base`. Cost of a step: that of `base`, plus O(n (k + d) d + d^3) for states of d numbers.
+    `learn_filter` fits it.
 
     - `base`: with beliefs on a sample, not moments.
     - `function`: of an observation, to z `[k]`.
@@ -70,7 +71,12 @@ class ReadoutFilter(AbstractWrappedFilter):
         self, state: Any, code: Any, control: Any, observed: Bool[Array, ""]
     ) -> tuple[Any, FilterOutput]:
         if code is None:
-            return self.base.update(state, None, control, observed)
+            state, output = self.base.update(state, None, control, observed)
+            if self.decode is None:
+                return state, output
+            correction = self.decode(self.base.embed(output.weights))
+            correction = correction - self.base.mean(output.weights)
+            return state, dataclasses.replace(output, correction=correction)
         code, z = code
         state, output = self.base.update(state, code, control, observed)
         if not isinstance(output.weights, jax.Array):
@@ -113,7 +119,8 @@ def kalman_update(
 
     jacobian = jax.jacfwd(of)(state).reshape(len(z), -1)
     shares = jnp.maximum(belief.weights, 0)
-    shares = shares / jnp.sum(shares)
+    total = jnp.sum(shares)
+    shares = shares / jnp.where(total > 0, total, 1)
     apart = (belief.points - state).reshape(len(shares), -1)
     spread = matmul(apart.T * shares, apart)
     missed, gain = z - of(state), matmul(spread, jacobian.T)
