@@ -235,9 +235,9 @@ def tested(parameters, data: camera.Camera, training, tests) -> dict[str, Any]:
     filt = tested_filter(rotations, training, frames, parameters)
     rows = np.concatenate([np.concatenate([training, tests]), data.frames], axis=1)
     whole = camera.Camera(rows, data.rotations)
-    clear, tested = sightings()[camera.SPLIT :], whole.part(camera.SPLIT, 2 * camera.SPLIT)
+    clear, half = sightings()[camera.SPLIT :], whole.part(camera.SPLIT, 2 * camera.SPLIT)
     seen = whole.rotations[: camera.SPLIT]
-    runs = [recover(filt, seen, tested, start, clear) for start in tqdm(STARTS, unit="start")]
+    runs = [recover(filt, seen, half, start, clear) for start in tqdm(STARTS, unit="start")]
     back = [run["in time"] for run in runs]
     return {**track(filt, whole), "starts": len(back), "back in time": sum(back), "each": back}
 

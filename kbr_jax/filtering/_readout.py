@@ -38,7 +38,7 @@ class ReadoutFilter(AbstractWrappedFilter):
 
     `FilterOutput.correction` is $\hat s_t$ less the mean of the belief. Where there is no
     observation, as in a prediction, $\hat s_t$ is $m_t$. Beliefs and predictions are those of
-    `base`. Cost of a step: that of `base`, plus O(n (k + d) d + d^3) for states of d numbers.
+    `base`. Cost of a step: that of `base`, plus O(n (k + d) d + min(k, d)^3), states of d numbers.
     `learn_filter` fits it.
 
     - `base`: with beliefs on a sample, not moments.

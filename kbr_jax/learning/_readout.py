@@ -112,7 +112,7 @@ def learn_readout(setting: Setting, folds: Fold, runs: Runs) -> Readout | None:
     T = 200, system (a), least squares on these runs gave 1.04, 1.08 and 1.05 of the optimal error,
     and on those from the marginal 1.06, 1.11 and 1.12. Least squares is as good there within 2 %.
     On a rat's field amplitudes some steps are far off: left-out errors became 4 % greater with
-    least squares, and 3 % less with least distances.
+    least squares, and 3 % less with least distances. These were measured without the update.
 
     **Returns:** None unless left-out folds have less error in these runs. And runs from the
     marginal may lose no more than a tenth of the error without memory: a walker in a
