@@ -152,8 +152,8 @@ def test_the_likelihood_is_that_of_the_formulas():
 
     rival, projected = rng.normal(size=2), discriminant.project(jnp.asarray(seen))
     expected = discriminant.log_likelihood(jnp.asarray(rival), projected) - got
-    found = discriminant.evidence(jnp.asarray(rival), jnp.asarray(state), projected)
-    np.testing.assert_allclose(found, expected * 1e-2 * n / variance[0], rtol=1e-7)
+    found = discriminant.evidence(jnp.asarray(rival), jnp.asarray(state)[None], projected)
+    np.testing.assert_allclose(found[0], expected * 1e-2 * n / variance[0], rtol=1e-7)
 
 
 def test_jit_vmap_steps_and_missing_observations():
