@@ -352,6 +352,8 @@ def test_features_must_be_vectors():
         kbr.filtering.fit_cusum_restart(
             base(), data, lambda view: view[0], kbr.mean, observation_regularizer=1e-3, **options
         )
+    with pytest.raises(ValueError, match="same for all observations"):
+        kbr.filtering.fit_cusum_restart(base(), data, lambda v: 0 * v, kbr.mean, **options)
     with pytest.raises(ValueError, match="alternatives"):
         kbr.filtering.fit_discriminant(
             kbr.Gaussian(0.4), STATES[:120], VIEWS, STATES[:100], regularizer=1e-3

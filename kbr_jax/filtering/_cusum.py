@@ -1,7 +1,6 @@
 """A filter that is restarted when an alternative explains the observations better."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -19,7 +18,7 @@ from .._checks import (
     size,
     take,
 )
-from .._numerics import in_batches
+from .._numerics import in_batches, safe_divide
 from .._solves import AbstractFactor
 from .._typing import Array, ArrayLike, Bool, Float, Point, Points
 from ..embedding import Embedding
@@ -61,8 +60,9 @@ class CusumRestartFilter(AbstractWrappedFilter):
     - Its own embedding $v = (K + n \varepsilon I)^{-1} k(O, o)$, clipped, and without the training
       states near the estimate $\hat s$ (see `exclusion`), is a prior. Bayes' rule with o gives the
       alternative belief, decoded as $\hat r$.
-    - The belief may be imprecise, and yet on the right side. Of v, the weights of the states that
-      are more like $\hat s$ than like $\hat r$ are decoded as $\hat s'$.
+    - The belief may be imprecise, and yet on the right side. Those training states that are more
+      like $\hat s$ than like $\hat r$, by the kernel, give $\hat s'$ in the same way. If they have
+      no weight, there is no $\hat s'$.
     - Page's CUSUM test compares them: $S \leftarrow \max(0, S + e - \text{slack})$. The evidence e
       of the features y of o is the smaller of that for $\hat r$ against $\hat s$ and that against
       $\hat s'$, see `DiscriminantLikelihood.evidence`. A missing observation, or one without an
@@ -100,8 +100,7 @@ class CusumRestartFilter(AbstractWrappedFilter):
         filled = fill(jax.tree.map(jnp.asarray, observations), observed, self.template)
         projected = self.discriminant.project(in_batches(self.features, filled))
         # Here, not in each step: one solve for all observations takes a tenth of the time.
-        own = jax.vmap(partial(_own_weights, self.base, self.factor))(codes)
-        return (codes, projected, own), observed
+        return (codes, projected, _own_weights(self.base, self.factor, codes)), observed
 
     def start(self, code: Any, regularizer: Array) -> tuple[Any, Float[Array, " n"], Array]:
         return self.base.start(code[0], regularizer)
@@ -149,29 +148,27 @@ class CusumRestartFilter(AbstractWrappedFilter):
 
 
 def _own_weights(
-    base: KernelBayesFilter, factor: AbstractFactor | None, code: Any
-) -> Float[Array, " m"]:
-    """Positive weights of the embedding that one observation alone gives."""
-    own = base.emission.as_weights(base.emission.from_observation(factor, code))
-    return jnp.maximum(own, 0)
-
-
-def _normalized(base: KernelBayesFilter, own: Float[Array, " m"]) -> Float[Array, " m"]:
-    return base.emission.clip_and_normalize(own, Clipping(True, base.clipping.truncation, True))
+    base: KernelBayesFilter, factor: AbstractFactor | None, codes: Any
+) -> Float[Array, "T m"]:
+    """Positive weights of the embeddings that each observation alone gives."""
+    emission = base.emission
+    own = jax.vmap(lambda code: emission.as_weights(emission.from_observation(factor, code)))
+    return jnp.maximum(own(codes), 0)
 
 
 def _alternative(
-    base: KernelBayesFilter, far: Float[Array, " m"], code: Any
+    base: KernelBayesFilter, own: Float[Array, " m"], code: Any
 ) -> tuple[Any, Float[Array, " m"]]:
-    """Belief and prior of one observation, of its own weights away from an estimate."""
-    prior = _normalized(base, far)
+    """Belief and prior of one observation, from some of its own weights."""
+    clipping = Clipping(True, base.clipping.truncation, True)
+    prior = base.emission.clip_and_normalize(own, clipping)
     return base.correct(prior, KernelBayesState(prior, None), code, True)[0], prior
 
 
 def _similarity(kernel: AbstractKernel, state: Point, points: Points) -> Float[Array, " m"]:
-    """The kernel of a state with points, as a share of its value at zero distance."""
+    """The kernel of a state with points, as a share of that with itself."""
     point = jax.tree.map(lambda leaf: leaf[None], state)
-    return kernel.gram(point, points)[0] / kernel.diagonal(point)[0]
+    return safe_divide(kernel.gram(point, points)[0], kernel.diagonal(point)[0])
 
 
 def fit_cusum_restart(
@@ -201,8 +198,8 @@ def fit_cusum_restart(
     - `kernel`, `regularizer`, `options`: of the regression from states to features, see
       `fit_discriminant` (`degrees`, `num_directions`, `block_size`).
     - `observation_regularizer`: epsilon > 0 of the alternatives' embedding.
-    - `exclusion`: in [0, 1). States whose `kernel` with the estimate is above this share of its
-      value at zero distance are near it.
+    - `exclusion`: in [0, 1). States whose `kernel` with the estimate is above this share of that of
+      the estimate with itself are near it.
     - `slack` > 0: nats that an observation must say for the alternative to count at all.
     - `threshold` > 0: nats, beyond the slacks, at which the belief is replaced. Take slack and
       threshold from held-out runs with right and wrong starts.
@@ -235,7 +232,7 @@ def fit_cusum_restart(
 
     active = base.max_active or size(states)
     batch = max(1, min(_BATCH, _ENTRIES // active**2))
-    own = jax.vmap(partial(_own_weights, base, factor))(codes)
+    own = _own_weights(base, factor, codes)
     proposals = lax.map(propose, (codes, own, states), batch_size=batch)
     values = in_batches(function, observations)
     return CusumRestartFilter(
