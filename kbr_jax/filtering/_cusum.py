@@ -60,19 +60,15 @@ class CusumRestartFilter(AbstractWrappedFilter):
     - Its own embedding $v = (K + n \varepsilon I)^{-1} k(O, o)$, clipped, and without the training
       states near the estimate $\hat s$ (see `exclusion`), is a prior. Bayes' rule with o gives the
       alternative belief, decoded as $\hat r$.
-    - The belief may be imprecise, and yet on the right side. Those training states that are more
-      like $\hat s$ than like $\hat r$, by the kernel, give $\hat s'$ in the same way. If they have
-      no weight, there is no $\hat s'$.
-    - Page's CUSUM test compares them: $S \leftarrow \max(0, S + e - \text{slack})$. The evidence e
-      of the features y of o is the smaller of that for $\hat r$ against $\hat s$ and that against
-      $\hat s'$, see `DiscriminantLikelihood.evidence`. A missing observation, or one without an
-      alternative, leaves S as it is.
+    - Page's CUSUM test compares the two: $S \leftarrow \max(0, S + e - \text{slack})$ with the
+      `evidence` e of the features y of o, see `DiscriminantLikelihood`. A missing observation, or
+      one without an alternative, leaves S as it is.
     - When S exceeds `threshold` the alternative replaces the belief, S is 0 again, and
       `FilterOutput.restarted` is true. `predicted` is then the prior of the alternative, and
       `predictive_value` that of the prediction that failed.
 
     Until a restart the beliefs are those of `base`, exactly. Inputs, smoothing, gaps and moments
-    with cells work as in `base`. Cost of a step: about three times that of `base`, plus O(n^2).
+    with cells work as in `base`. Cost of a step: about twice that of `base`, plus O(n^2).
     Memory: n numbers for each observation of a sequence.
     """
 
@@ -118,15 +114,11 @@ class CusumRestartFilter(AbstractWrappedFilter):
         output = self.base.update(state.base, code, control, observed)[1]
         estimate = self.decode(self.base.embed(output.weights))
         kernel = self.discriminant.kernel
-        similar = _similarity(kernel, estimate, self.points)
-        far = jnp.where(similar > self.exclusion.astype(own.dtype), 0, own)
+        near = _similarity(kernel, estimate, self.points) > self.exclusion.astype(own.dtype)
+        far = jnp.where(near, 0, own)
         other, prior = _alternative(self.base, far, code)
         rival, exists = self.decode(self.base.embed(other)), jnp.any(far > 0)
-        same = jnp.where(similar > _similarity(kernel, rival, self.points), own, 0)
-        second = self.decode(self.base.embed(_alternative(self.base, same, code)[0]))
-        both = jax.tree.map(lambda *points: jnp.stack(points), estimate, second)
-        gains = self.discriminant.evidence(rival, both, projected)
-        gain = jnp.where(jnp.any(same > 0), jnp.min(gains), gains[0])
+        gain = self.discriminant.evidence(rival, estimate, projected)
         cusum = jnp.maximum(state.cusum + (gain - self.slack).astype(state.cusum.dtype), 0)
         tested = observed & exists
         cusum = jnp.where(tested, cusum, state.cusum)
@@ -178,7 +170,7 @@ def fit_cusum_restart(
     decode: Callable[[Embedding], Point],
     *,
     kernel: KernelLike,
-    regularizer: ArrayLike | None = None,
+    regularizer: ArrayLike = 1e-4,
     observation_regularizer: ArrayLike = 1e-3,
     exclusion: ArrayLike = EXCLUSION,
     slack: ArrayLike = SLACK,
