@@ -3,6 +3,7 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._checks import (
     as_count,
@@ -180,7 +181,7 @@ def _as_features(features: ArrayLike, states: Points) -> Float[Array, "n p"]:
             f"{features.dtype}{list(features.shape)}."
         )
     check_same_size(features, "features", states, "states")
-    if is_concrete(features) and bool(jnp.all(features == features[:1])):
+    if is_concrete(features) and np.ptp(np.asarray(features), axis=0).max() == 0:
         raise ValueError("`features` are the same for all observations: they tell no states apart.")
     return check_finite(features, "features")
 
