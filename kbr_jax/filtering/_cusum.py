@@ -95,7 +95,7 @@ class CusumRestartFilter(AbstractWrappedFilter):
         codes, observed = self.base.encode(observations, observed, name)
         filled = fill(jax.tree.map(jnp.asarray, observations), observed, self.template)
         projected = self.discriminant.project(in_batches(self.features, filled))
-        # Here, not in each step: of 1799 pairs 100 steps take .31 s with it, and .84 s without.
+        # Here for all observations at once: in a step the solve with 1799 pairs takes 4 of 7 ms.
         return (codes, projected, _own_weights(self.base, self.factor, codes)), observed
 
     def start(self, code: Any, regularizer: Array) -> tuple[Any, Float[Array, " n"], Array]:
