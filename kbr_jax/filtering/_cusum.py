@@ -18,7 +18,7 @@ from .._checks import (
     size,
     take,
 )
-from .._numerics import in_batches, safe_divide
+from .._numerics import in_batches
 from .._solves import AbstractFactor
 from .._typing import Array, ArrayLike, Bool, Float, Point, Points
 from ..embedding import Embedding
@@ -113,8 +113,7 @@ class CusumRestartFilter(AbstractWrappedFilter):
         code, projected, own = code
         output = self.base.update(state.base, code, control, observed)[1]
         estimate = self.decode(self.base.embed(output.weights))
-        kernel = self.discriminant.kernel
-        near = _similarity(kernel, estimate, self.points) > self.exclusion.astype(own.dtype)
+        near = _near(self.discriminant.kernel, estimate, self.points, self.exclusion)
         far = jnp.where(near, 0, own)
         other, prior = _alternative(self.base, far, code)
         rival, exists = self.decode(self.base.embed(other)), jnp.any(far > 0)
@@ -157,10 +156,12 @@ def _alternative(
     return base.correct(prior, KernelBayesState(prior, None), code, True)[0], prior
 
 
-def _similarity(kernel: AbstractKernel, state: Point, points: Points) -> Float[Array, " m"]:
-    """The kernel of a state with points, as a share of that with itself."""
-    point = jax.tree.map(lambda leaf: leaf[None], state)
-    return safe_divide(kernel.gram(point, points)[0], kernel.diagonal(point)[0])
+def _near(
+    kernel: AbstractKernel, estimate: Point, points: Points, exclusion: Array
+) -> Bool[Array, " m"]:
+    point = jax.tree.map(lambda leaf: leaf[None], estimate)
+    column = kernel.gram(point, points)[0]
+    return column > exclusion.astype(column.dtype) * kernel.diagonal(point)[0]
 
 
 def fit_cusum_restart(
@@ -219,7 +220,7 @@ def fit_cusum_restart(
 
     def propose(inputs):
         code, own, state = inputs
-        far = jnp.where(_similarity(kernel, state, points) > exclusion.astype(own.dtype), 0, own)
+        far = jnp.where(_near(kernel, state, points, exclusion), 0, own)
         return decode(base.embed(_alternative(base, far, code)[0]))
 
     active = base.max_active or size(states)
