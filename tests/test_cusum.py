@@ -64,7 +64,7 @@ def fit(**options):
     }
     data = np.asarray(STATES[:120]).tolist(), VIEWS  # lists of numbers are arrays
     return kbr.filtering.fit_cusum_restart(
-        options.pop("base", base()), data, features, kbr.mean, **options
+        options.pop("base", base()), options.pop("data", data), features, kbr.mean, **options
     )
 
 
@@ -95,11 +95,65 @@ def test_a_wrong_start_is_left_and_a_right_one_is_kept():
     assert not restarted.any() and right.max() < 0.3
 
 
-def test_the_likelihood_is_that_of_the_formulas():
-    n, p, block = 23, 4, 5
+N, P, BLOCK = 23, 4, 5
+
+
+def sample(noise=0.1):
+    """States, alternatives and features."""
     rng = np.random.default_rng(0)
-    states, alternatives = rng.normal(size=(n, 2)), rng.normal(size=(n, 2))
-    y = np.sin(states @ rng.normal(size=(2, p))) + 0.1 * rng.normal(size=(n, p))
+    states, alternatives = rng.normal(size=(N, 2)), rng.normal(size=(N, 2))
+    y = np.sin(states @ rng.normal(size=(2, P))) + noise * rng.normal(size=(N, P))
+    return states, alternatives, y
+
+
+def gram(a, b):
+    return np.exp(-((a[:, None] - b[None]) ** 2).sum(-1) / (2 * 0.9**2))
+
+
+def predict(states, y, rows, points, ridge):
+    """Kernel ridge regression on some rows, with the ridge and the mean of all."""
+    k, inverse = (
+        gram(points, states[rows]),
+        np.linalg.inv(gram(states[rows], states[rows]) + ridge * N * np.eye(len(rows))),
+    )
+    variance = 1 + ridge * N - np.einsum("ij,jk,ik->i", k, inverse, k)
+    return y.mean(0) + k @ inverse @ (y[rows] - y.mean(0)), variance
+
+
+def left_out(states, y, ridge):
+    """Standardized residuals and variances of blocks left out, and the moments of residuals."""
+    residuals, variances = [], []
+    for start in [0, 5, 10, 15, 18]:
+        rows = np.arange(start, start + BLOCK)
+        others = np.setdiff1d(np.arange(N), rows)
+        mean, variance = predict(states, y, others, states[rows], ridge)
+        residuals.append((y[rows] - mean) / np.sqrt(variance)[:, None])
+        variances.append(variance)
+    residuals[-1], variances[-1] = residuals[-1][-3:], variances[-1][-3:]
+    own = np.concatenate(residuals)
+    c = own.T @ own / N
+    c = 0.9 * c + np.diag(0.1 * np.diag(c) + 1e-6 * np.trace(c) / P)
+    return own, np.concatenate(variances), c
+
+
+@pytest.mark.parametrize(("noise", "expected"), [(1e-3, 1e-5), (0.03, 1e-4), (0.3, 1e-2)])
+def test_the_regularizer_has_the_greatest_likelihood_of_blocks_left_out(noise, expected):
+    states, alternatives, y = sample(noise)
+
+    def likelihood(ridge):
+        _, variances, c = left_out(states, y, ridge)
+        return -np.linalg.slogdet(c)[1] / 2 - P * np.log(variances).mean() / 2
+
+    best = max((1e-5, 1e-4, 1e-3, 1e-2), key=likelihood)
+    discriminant = kbr.filtering.fit_discriminant(
+        kbr.Gaussian(0.9), states, jnp.asarray(y), alternatives, block_size=BLOCK
+    )
+    assert best == expected
+    np.testing.assert_allclose(discriminant.noise, N * best, rtol=1e-6)
+
+
+def test_the_likelihood_is_that_of_the_formulas():
+    (states, alternatives, y), rng = sample(), np.random.default_rng(1)
     discriminant = kbr.filtering.fit_discriminant(
         kbr.Gaussian(0.9),
         states,
@@ -108,33 +162,12 @@ def test_the_likelihood_is_that_of_the_formulas():
         regularizer=1e-2,
         degrees=4.0,
         num_directions=2,
-        block_size=block,
+        block_size=BLOCK,
     )
-
-    def gram(a, b):
-        return np.exp(-((a[:, None] - b[None]) ** 2).sum(-1) / (2 * 0.9**2))
-
-    def predict(rows, points):
-        """Kernel ridge regression on some rows, with the ridge and the mean of all."""
-        k, inverse = (
-            gram(points, states[rows]),
-            np.linalg.inv(gram(states[rows], states[rows]) + 1e-2 * n * np.eye(len(rows))),
-        )
-        variance = 1 + 1e-2 * n - np.einsum("ij,jk,ik->i", k, inverse, k)
-        return y.mean(0) + k @ inverse @ (y[rows] - y.mean(0)), variance
-
-    def standardized(rows, points, targets):
-        mean, variance = predict(rows, points)
-        return (targets - mean) / np.sqrt(variance)[:, None]
-
-    own = []
-    for start in [0, 5, 10, 15, 18]:
-        rows = np.arange(start, start + block)
-        own.append(standardized(np.setdiff1d(np.arange(n), rows), states[rows], y[rows]))
-    own[-1] = own[-1][-3:]
-    own, other = np.concatenate(own), standardized(np.arange(n), alternatives, y)
-    c = own.T @ own / n
-    c = 0.9 * c + np.diag(0.1 * np.diag(c) + 1e-6 * np.trace(c) / p)
+    n, p, every = N, P, np.arange(N)
+    own, _, c = left_out(states, y, 1e-2)
+    mean, variance = predict(states, y, every, alternatives, 1e-2)
+    other = (y - mean) / np.sqrt(variance)[:, None]
     size = np.einsum("ip,pq,iq->i", other, np.linalg.inv(c), other) / p
     c_other = (other * (5 / (4 + size))[:, None]).T @ other / n
     ratios, vectors = np.linalg.eig(np.linalg.solve(c, c_other))
@@ -143,17 +176,73 @@ def test_the_likelihood_is_that_of_the_formulas():
     vectors = vectors / np.sqrt(np.einsum("pd,pq,qd->d", vectors, c, vectors))
     np.testing.assert_allclose(discriminant.ratios, ratios, rtol=1e-8)
 
+    def log_density(residuals):
+        return -2.5 * np.log1p((residuals @ vectors) ** 2 / 4) @ np.maximum(1 - 1 / ratios, 0)
+
+    gains = log_density(own) - log_density(other)
+    np.testing.assert_allclose(discriminant.informative, np.quantile(gains, 0.9), rtol=1e-7)
+
     state, seen = rng.normal(size=2), rng.normal(size=p)
-    mean, variance = predict(np.arange(n), state[None])
-    squares = ((seen - mean[0]) @ vectors) ** 2 / variance[0]
-    expected = -2.5 * np.sum(np.maximum(1 - 1 / ratios, 0) * np.log1p(squares / 4))
+    mean, variance = predict(states, y, every, state[None], 1e-2)
+    expected = log_density((seen - mean[0]) / np.sqrt(variance[0]))
     got = discriminant.log_likelihood(jnp.asarray(state), discriminant.project(jnp.asarray(seen)))
     np.testing.assert_allclose(got, expected, rtol=1e-7)
 
-    rival, projected = rng.normal(size=2), discriminant.project(jnp.asarray(seen))
-    expected = discriminant.log_likelihood(jnp.asarray(rival), projected) - got
-    found = discriminant.evidence(jnp.asarray(rival), jnp.asarray(state), projected)
-    np.testing.assert_allclose(found, expected * 1e-2 * n / variance[0], rtol=1e-7)
+    shares = discriminant.noise_shares(jnp.asarray(state)[None])
+    np.testing.assert_allclose(shares, [1e-2 * n / variance[0]], rtol=1e-7)
+
+
+@pytest.mark.parametrize("side", [1, -1])
+def test_the_sum_is_that_of_the_smaller_evidence(side):
+    """By NumPy; Bayes' rule and likelihoods are tested elsewhere."""
+    filt = fit(slack=1e-3, threshold=1e6)
+    base, discriminant = filt.base, filt.discriminant
+    points, step = np.asarray(STATES[:120]), eqx.filter_jit(kbr.filter_step)
+    correct = jax.jit(lambda *inputs: base.correct(*inputs, True)[0])
+    likelihoods = jax.jit(jax.vmap(discriminant.log_likelihood, (0, None)))
+    total, seconds = 0.0, 0
+    state = kbr.init_filter(filt, prior(side * TRUTH[0]))
+    for t in range(20):
+        start, (state, belief) = state.base, step(filt, state, TESTS[t])
+        code, projected, own = jax.tree.map(
+            lambda leaf: leaf[0], filt.encode(TESTS[t][None], None)[0]
+        )
+        values = np.asarray(likelihoods(STATES[:120], projected))
+
+        def log_mean(weights, values=values):
+            weights = np.maximum(weights, 0)
+            return np.log(weights @ np.exp(values) / weights.sum())
+
+        def posterior(weights, inputs=(start, code)):
+            weights = np.where(weights >= 0.05 * weights.max(), weights, 0)
+            return np.asarray(correct(jnp.asarray(weights / weights.sum()), *inputs))
+
+        def decoded(weights):
+            return np.asarray(kbr.mean(base.embed(jnp.asarray(weights))))
+
+        def similar(weights):
+            return np.exp(-((points - decoded(weights)) ** 2).sum(1) / (2 * 0.4**2))
+
+        first = np.asarray(belief.weights)
+        rival = posterior(np.where(similar(first) > 0.05, 0, own))
+        second = posterior(np.where(similar(first) > similar(rival), own, 0))
+        both = jnp.asarray([decoded(first), decoded(second)])
+        shares = np.asarray(discriminant.noise_shares(both))
+        gains = shares * (log_mean(rival) - np.array([log_mean(first), log_mean(second)]))
+        total, seconds = max(0.0, total + gains.min() - 1e-3), seconds + int(gains[1] < gains[0])
+        np.testing.assert_allclose(state.cusum, total, rtol=1e-4, atol=1e-6)
+    assert 0 < seconds < 20
+
+
+def test_slack_and_threshold_are_shares_of_an_informative_observation():
+    filt = restarting()
+    nats = filt.discriminant.informative
+    assert nats > 5
+    np.testing.assert_allclose([filt.slack, filt.threshold], [0.3 * nats, 0.6 * nats])
+    blurred = VIEWS + jnp.asarray(np.random.default_rng(0).normal(size=VIEWS.shape))
+    filt = fit(data=(STATES[:120], blurred))
+    assert filt.discriminant.informative < 5
+    np.testing.assert_allclose([filt.slack, filt.threshold], [1.5, 3.0])
 
 
 def test_jit_vmap_steps_and_missing_observations():

@@ -18,7 +18,7 @@ from .._checks import (
     size,
     take,
 )
-from .._numerics import in_batches
+from .._numerics import in_batches, safe_divide
 from .._solves import AbstractFactor
 from .._typing import Array, ArrayLike, Bool, Float, Point, Points
 from ..embedding import Embedding
@@ -33,15 +33,16 @@ from ._known import as_function
 #: pairs, one at a time takes 1.5 s, 10, 20 and 50 take .8, .7 and .6 s. Fewer where the matrices of
 #: Bayes' rule would be large together: 128 MB each.
 _BATCH, _ENTRIES = 20, 2**24
-#: Defaults of `fit_cusum_restart`. In the look-alike room, tests by learned coordinates of images
-#: with this slack and threshold left no frame of 1760 half a turn wrong on six sides and variances.
-#: With the threshold 5 it was 38 frames on one of them: a right belief was left. With the slack 3
-#: there were none either, and wrong beliefs were left later. With the slack 1 held-out errors are
-#: smaller, because a third of the held-out runs starts wrong, but up to 132 frames were wrong
-#: (for filters that an arithmetic mean had chosen, see `score` in `learning/_candidates.py`).
-#: Held-out errors by the regularizer of the features, 1e-5, 1e-4 and 1e-3, at variance .01 and
-#: slack .5: .351, .306 and .398 (second half), .451, .453 and .454 (first half).
-EXCLUSION, SLACK, THRESHOLD = 0.05, 2.0, 8.0
+#: Defaults of `fit_cusum_restart`. Slack and threshold are shares of what an informative
+#: observation says: 13 nats at variance .0003 of the pixels of the look-alike room, 6 at .01. The
+#: errors of the regression, which many observations share, grow with it. In 18 runs of that room,
+#: .0003 to .01, the sums of right beliefs reach 1.2, .56, .38 and .33 with the slacks .15, .2, .25
+#: and .3. Beyond the threshold .6, 18 to 20 of 20 wrong starts are back in time with each of these;
+#: with the slack .4, in seven of the runs, 16 to 20. With a slack of 2 nats everywhere the sums of
+#: right beliefs reach 13 nats at .0003, and at .01 those of wrong ones stay below 8 in up to 7 of
+#: 20 starts. The sum of true log-likelihood ratios exceeds 3 nats by chance in one of 20 sequences
+#: at most: the default threshold is not below that.
+EXCLUSION, SLACK, THRESHOLD, LEAST = 0.05, 0.3, 0.6, 5.0
 
 
 class CusumState(eqx.Module):
@@ -59,16 +60,23 @@ class CusumRestartFilter(AbstractWrappedFilter):
 
     - Its own embedding $v = (K + n \varepsilon I)^{-1} k(O, o)$, clipped, and without the training
       states near the estimate $\hat s$ (see `exclusion`), is a prior. Bayes' rule with o gives the
-      alternative belief, decoded as $\hat r$.
-    - Page's CUSUM test compares the two: $S \leftarrow \max(0, S + e - \text{slack})$ with the
-      `evidence` e of the features y of o, see `DiscriminantLikelihood`. A missing observation, or
-      one without an alternative, leaves S as it is.
+      weights r of the alternative belief, decoded as $\hat r$.
+    - The belief w may be imprecise, and yet on the right side. Those training states that are more
+      like $\hat s$ than like $\hat r$, by the kernel, give w' in the same way, decoded as
+      $\hat s'$. If v is 0 at all of them, there is no w'.
+    - The features y of o have the likelihood $L(w) = \sum_i w_i e^{\ell(s_i; y)} / \sum_i w_i$
+      under the positive weights of a belief, with l of `DiscriminantLikelihood`. For the
+      alternative they say $\rho(\hat s) (\log L(r) - \log L(w))$, with $\rho$ of
+      `DiscriminantLikelihood.noise_shares`. The evidence e is the smaller of this and of
+      $\rho(\hat s') (\log L(r) - \log L(w'))$.
+    - Page's CUSUM test adds up: $S \leftarrow \max(0, S + e - \text{slack})$. A missing
+      observation, or one without an alternative, leaves S as it is.
     - When S exceeds `threshold` the alternative replaces the belief, S is 0 again, and
       `FilterOutput.restarted` is true. `predicted` is then the prior of the alternative, and
       `predictive_value` that of the prediction that failed.
 
     Until a restart the beliefs are those of `base`, exactly. Inputs, smoothing, gaps and moments
-    with cells work as in `base`. Cost of a step: about twice that of `base`, plus O(n^2).
+    with cells work as in `base`. Cost of a step: about three times that of `base`, plus O(n^2).
     Memory: n numbers for each observation of a sequence.
     """
 
@@ -76,6 +84,7 @@ class CusumRestartFilter(AbstractWrappedFilter):
     discriminant: DiscriminantLikelihood
     factor: AbstractFactor | None
     points: Points
+    predictions: tuple[Float[Array, "m d"], Float[Array, " m"]]
     template: Point
     features: Callable[[Point], Array]
     decode: Callable[[Embedding], Point] = eqx.field(static=True)
@@ -113,13 +122,22 @@ class CusumRestartFilter(AbstractWrappedFilter):
         code, projected, own = code
         output = self.base.update(state.base, code, control, observed)[1]
         estimate = self.decode(self.base.embed(output.weights))
-        near = _near(self.discriminant.kernel, estimate, self.points, self.exclusion)
-        far = jnp.where(near, 0, own)
+        kernel = self.discriminant.kernel
+        similar = _similarity(kernel, estimate, self.points)
+        far = jnp.where(similar > self.exclusion.astype(similar.dtype), 0, own)
         other, prior = _alternative(self.base, far, code)
-        rival, exists = self.decode(self.base.embed(other)), jnp.any(far > 0)
-        gain = self.discriminant.evidence(rival, estimate, projected)
+        rival = self.decode(self.base.embed(other))
+        same = jnp.where(similar > _similarity(kernel, rival, self.points), own, 0)
+        second = _alternative(self.base, same, code)[0]
+        both = jax.tree.map(
+            lambda *points: jnp.stack(points), estimate, self.decode(self.base.embed(second))
+        )
+        values = self.discriminant.log_likelihoods(self.predictions, projected)
+        found = [_log_mean(self.base, belief, values) for belief in (output.weights, second, other)]
+        gains = (found[2] - jnp.stack(found[:2])) * self.discriminant.noise_shares(both)
+        gain = jnp.where(jnp.any(same > 0), jnp.min(gains), gains[0])
         cusum = jnp.maximum(state.cusum + (gain - self.slack).astype(state.cusum.dtype), 0)
-        tested = observed & exists
+        tested = observed & jnp.any(far > 0)
         cusum = jnp.where(tested, cusum, state.cusum)
         restart = tested & (cusum > self.threshold)
 
@@ -156,12 +174,18 @@ def _alternative(
     return base.correct(prior, KernelBayesState(prior, None), code, True)[0], prior
 
 
-def _near(
-    kernel: AbstractKernel, estimate: Point, points: Points, exclusion: Array
-) -> Bool[Array, " m"]:
-    point = jax.tree.map(lambda leaf: leaf[None], estimate)
-    column = kernel.gram(point, points)[0]
-    return column > exclusion.astype(column.dtype) * kernel.diagonal(point)[0]
+def _log_mean(base: KernelBayesFilter, belief: Any, values: Float[Array, " m"]) -> Float[Array, ""]:
+    """The logarithm of the mean of exp(values) under the positive weights of a belief."""
+    weights = jnp.maximum(base.embed(belief).weights, 0)
+    top = jnp.max(values)
+    mean = safe_divide(jnp.sum(weights * jnp.exp(values - top)), jnp.sum(weights))
+    return top + jnp.log(jnp.maximum(mean, jnp.finfo(mean.dtype).tiny))
+
+
+def _similarity(kernel: AbstractKernel, state: Point, points: Points) -> Float[Array, " m"]:
+    """The kernel of a state with points, as a share of that with itself."""
+    point = jax.tree.map(lambda leaf: leaf[None], state)
+    return safe_divide(kernel.gram(point, points)[0], kernel.diagonal(point)[0])
 
 
 def fit_cusum_restart(
@@ -171,11 +195,11 @@ def fit_cusum_restart(
     decode: Callable[[Embedding], Point],
     *,
     kernel: KernelLike,
-    regularizer: ArrayLike = 1e-4,
+    regularizer: ArrayLike | None = None,
     observation_regularizer: ArrayLike = 1e-3,
     exclusion: ArrayLike = EXCLUSION,
-    slack: ArrayLike = SLACK,
-    threshold: ArrayLike = THRESHOLD,
+    slack: ArrayLike | None = None,
+    threshold: ArrayLike | None = None,
     **options: Any,
 ) -> CusumRestartFilter:
     r"""Learn which features of an observation expose a wrong belief.
@@ -194,8 +218,9 @@ def fit_cusum_restart(
     - `exclusion`: in [0, 1). States whose `kernel` with the estimate is above this share of that of
       the estimate with itself are near it.
     - `slack` > 0: nats that an observation must say for the alternative to count at all.
-    - `threshold` > 0: nats, beyond the slacks, at which the belief is replaced. Take slack and
-      threshold from held-out runs with right and wrong starts.
+    - `threshold` > 0: nats, beyond the slacks, at which the belief is replaced. By default, slack
+      and threshold are .3 and .6 of what an informative observation says: `informative` of
+      `DiscriminantLikelihood`, or 5 nats if that is more.
 
     Cost: n steps of Bayes' rule, and O(n^3).
 
@@ -220,7 +245,8 @@ def fit_cusum_restart(
 
     def propose(inputs):
         code, own, state = inputs
-        far = jnp.where(_near(kernel, state, points, exclusion), 0, own)
+        similar = _similarity(kernel, state, points)
+        far = jnp.where(similar > exclusion.astype(similar.dtype), 0, own)
         return decode(base.embed(_alternative(base, far, code)[0]))
 
     active = base.max_active or size(states)
@@ -228,17 +254,22 @@ def fit_cusum_restart(
     own = _own_weights(base, factor, codes)
     proposals = lax.map(propose, (codes, own, states), batch_size=batch)
     values = in_batches(function, observations)
+    discriminant = fit_discriminant(
+        kernel, states, values, proposals, regularizer=regularizer, **options
+    )
+    nats = jnp.maximum(discriminant.informative, LEAST)
     return CusumRestartFilter(
         base=base,
-        discriminant=fit_discriminant(
-            kernel, states, values, proposals, regularizer=regularizer, **options
-        ),
+        discriminant=discriminant,
         factor=factor,
         points=points,
+        predictions=discriminant.predict(points),
         template=take(observations, 0),
         features=function,
         decode=decode,
         exclusion=exclusion,
-        slack=as_positive(slack, "slack", scalar=True),
-        threshold=as_positive(threshold, "threshold", scalar=True),
+        slack=as_positive(SLACK * nats if slack is None else slack, "slack", scalar=True),
+        threshold=as_positive(
+            THRESHOLD * nats if threshold is None else threshold, "threshold", scalar=True
+        ),
     )
