@@ -228,7 +228,8 @@ def test_the_sum_is_that_of_the_smaller_evidence(side):
         second = posterior(np.where(similar(first) > similar(rival), own, 0))
         both = jnp.asarray([decoded(first), decoded(second)])
         shares = np.asarray(discriminant.noise_shares(both))
-        gains = shares * (log_mean(rival) - np.array([log_mean(first), log_mean(second)]))
+        here = np.where(similar(first) > similar(rival), first, 0)
+        gains = shares * (log_mean(rival) - np.array([log_mean(here), log_mean(second)]))
         total, seconds = max(0.0, total + gains.min() - 1e-3), seconds + int(gains[1] < gains[0])
         np.testing.assert_allclose(state.cusum, total, rtol=1e-4, atol=1e-6)
     assert 0 < seconds < 20
@@ -238,11 +239,11 @@ def test_slack_and_threshold_are_shares_of_an_informative_observation():
     filt = restarting()
     nats = filt.discriminant.informative
     assert nats > 5
-    np.testing.assert_allclose([filt.slack, filt.threshold], [0.3 * nats, 0.6 * nats])
+    np.testing.assert_allclose([filt.slack, filt.threshold], [0.25 * nats, 0.6 * nats])
     blurred = VIEWS + jnp.asarray(np.random.default_rng(0).normal(size=VIEWS.shape))
     filt = fit(data=(STATES[:120], blurred))
     assert filt.discriminant.informative < 5
-    np.testing.assert_allclose([filt.slack, filt.threshold], [1.5, 3.0])
+    np.testing.assert_allclose([filt.slack, filt.threshold], [1.25, 3.0])
 
 
 def test_jit_vmap_steps_and_missing_observations():

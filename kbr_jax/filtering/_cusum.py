@@ -42,7 +42,7 @@ _BATCH, _ENTRIES = 20, 2**24
 #: right beliefs reach 13 nats at .0003, and at .01 those of wrong ones stay below 8 in up to 7 of
 #: 20 starts. The sum of true log-likelihood ratios exceeds 3 nats by chance in one of 20 sequences
 #: at most: the default threshold is not below that.
-EXCLUSION, SLACK, THRESHOLD, LEAST = 0.05, 0.3, 0.6, 5.0
+EXCLUSION, SLACK, THRESHOLD, LEAST = 0.05, 0.25, 0.6, 5.0
 
 
 class CusumState(eqx.Module):
@@ -61,14 +61,14 @@ class CusumRestartFilter(AbstractWrappedFilter):
     - Its own embedding $v = (K + n \varepsilon I)^{-1} k(O, o)$, clipped, and without the training
       states near the estimate $\hat s$ (see `exclusion`), is a prior. Bayes' rule with o gives the
       weights r of the alternative belief, decoded as $\hat r$.
-    - The belief w may be imprecise, and yet on the right side. Those training states that are more
-      like $\hat s$ than like $\hat r$, by the kernel, give w' in the same way, decoded as
-      $\hat s'$. If v is 0 at all of them, there is no w'.
-    - The features y of o have the likelihood $L(w) = \sum_i w_i e^{\ell(s_i; y)} / \sum_i w_i$
-      under the positive weights of a belief, with l of `DiscriminantLikelihood`. For the
-      alternative they say $\rho(\hat s) (\log L(r) - \log L(w))$, with $\rho$ of
-      `DiscriminantLikelihood.noise_shares`. The evidence e is the smaller of this and of
-      $\rho(\hat s') (\log L(r) - \log L(w'))$.
+    - The side of $\hat s$ are those training states that are more like $\hat s$ than like
+      $\hat r$, by the kernel. The features y of o have the likelihood
+      $L(w) = \sum_i w_i e^{\ell(s_i; y)} / \sum_i w_i$ under the positive weights w of the belief
+      on this side, with l of `DiscriminantLikelihood`. For the alternative they say
+      $\rho(\hat s) (\log L(r) - \log L(w))$, with $\rho$ of `DiscriminantLikelihood.noise_shares`.
+    - The belief may be imprecise, and yet on the right side. The states of this side in v give w'
+      and $\hat s'$ in the same way, if there are any. The evidence e is the smaller of
+      $\rho(\hat s) (\log L(r) - \log L(w))$ and $\rho(\hat s') (\log L(r) - \log L(w'))$.
     - Page's CUSUM test adds up: $S \leftarrow \max(0, S + e - \text{slack})$. A missing
       observation, or one without an alternative, leaves S as it is.
     - When S exceeds `threshold` the alternative replaces the belief, S is 0 again, and
@@ -119,23 +119,12 @@ class CusumRestartFilter(AbstractWrappedFilter):
         if code is None:
             following, output = self.base.update(state.base, None, control, observed)
             return CusumState(following, state.cusum), output
-        code, projected, own = code
-        output = self.base.update(state.base, code, control, observed)[1]
-        estimate = self.decode(self.base.embed(output.weights))
-        kernel = self.discriminant.kernel
-        similar = _similarity(kernel, estimate, self.points)
+        output = self.base.update(state.base, code[0], control, observed)[1]
+        estimate, own = self.decode(self.base.embed(output.weights)), code[2]
+        similar = _similarity(self.discriminant.kernel, estimate, self.points)
         far = jnp.where(similar > self.exclusion.astype(similar.dtype), 0, own)
-        other, prior = _alternative(self.base, far, code)
-        rival = self.decode(self.base.embed(other))
-        same = jnp.where(similar > _similarity(kernel, rival, self.points), own, 0)
-        second = _alternative(self.base, same, code)[0]
-        both = jax.tree.map(
-            lambda *points: jnp.stack(points), estimate, self.decode(self.base.embed(second))
-        )
-        values = self.discriminant.log_likelihoods(self.predictions, projected)
-        found = [_log_mean(self.base, belief, values) for belief in (output.weights, second, other)]
-        gains = (found[2] - jnp.stack(found[:2])) * self.discriminant.noise_shares(both)
-        gain = jnp.where(jnp.any(same > 0), jnp.min(gains), gains[0])
+        other, prior = _alternative(self.base, far, code[0])
+        gain = self._evidence((output.weights, estimate, similar), other, code)
         cusum = jnp.maximum(state.cusum + (gain - self.slack).astype(state.cusum.dtype), 0)
         tested = observed & jnp.any(far > 0)
         cusum = jnp.where(tested, cusum, state.cusum)
@@ -154,6 +143,29 @@ class CusumRestartFilter(AbstractWrappedFilter):
         )
         following = self.base.advance(weights, control)
         return CusumState(following, jnp.where(restart, 0, cusum)), output
+
+    def _evidence(self, belief: tuple[Any, Point, Array], other: Any, code: Any) -> Array:
+        """What an observation says for another belief: the smaller of two differences."""
+        first, estimate, similar = belief
+        code, projected, own = code
+        rival = self.decode(self.base.embed(other))
+        side = similar > _similarity(self.discriminant.kernel, rival, self.points)
+        same = jnp.where(side, own, 0)
+        second = _alternative(self.base, same, code)[0]
+        estimates = estimate, self.decode(self.base.embed(second))
+        shares = self.discriminant.noise_shares(
+            jax.tree.map(lambda *points: jnp.stack(points), *estimates)
+        )
+        # A belief may be on both sides; its estimate is on one.
+        weights, *others = (
+            jnp.maximum(self.base.embed(one).weights, 0) for one in (first, second, other)
+        )
+        here = jnp.where(side, weights, 0)
+        here = jnp.where(jnp.any(here > 0), here, weights)
+        values = self.discriminant.log_likelihoods(self.predictions, projected)
+        one, two, against = (_log_mean(held, values) for held in (here, *others))
+        gains = (against - jnp.stack([one, two])) * shares
+        return jnp.where(jnp.any(same > 0), jnp.min(gains), gains[0])
 
 
 def _own_weights(
@@ -174,9 +186,8 @@ def _alternative(
     return base.correct(prior, KernelBayesState(prior, None), code, True)[0], prior
 
 
-def _log_mean(base: KernelBayesFilter, belief: Any, values: Float[Array, " m"]) -> Float[Array, ""]:
-    """The logarithm of the mean of exp(values) under the positive weights of a belief."""
-    weights = jnp.maximum(base.embed(belief).weights, 0)
+def _log_mean(weights: Float[Array, " m"], values: Float[Array, " m"]) -> Float[Array, ""]:
+    """The logarithm of the mean of exp(values) under weights."""
     top = jnp.max(values)
     mean = safe_divide(jnp.sum(weights * jnp.exp(values - top)), jnp.sum(weights))
     return top + jnp.log(jnp.maximum(mean, jnp.finfo(mean.dtype).tiny))
@@ -219,7 +230,7 @@ def fit_cusum_restart(
       the estimate with itself are near it.
     - `slack` > 0: nats that an observation must say for the alternative to count at all.
     - `threshold` > 0: nats, beyond the slacks, at which the belief is replaced. By default, slack
-      and threshold are .3 and .6 of what an informative observation says: `informative` of
+      and threshold are .25 and .6 of what an informative observation says: `informative` of
       `DiscriminantLikelihood`, or 5 nats if that is more.
 
     Cost: n steps of Bayes' rule, and O(n^3).
