@@ -35,13 +35,13 @@ from ._known import as_function
 _BATCH, _ENTRIES = 20, 2**24
 #: Defaults of `fit_cusum_restart`. Slack and threshold are shares of what an informative
 #: observation says: 13 nats at variance .0003 of the pixels of the look-alike room, 6 at .01. The
-#: errors of the regression, which many observations share, grow with it. In 18 runs of that room,
+#: errors of the regression, which many observations share, grow with it. In ten runs of that room,
 #: .0003 to .01, the sums of right beliefs reach 1.2, .56, .38 and .33 with the slacks .15, .2, .25
-#: and .3. Beyond the threshold .6, 18 to 20 of 20 wrong starts are back in time with each of these;
-#: with the slack .4, in seven of the runs, 16 to 20. With a slack of 2 nats everywhere the sums of
-#: right beliefs reach 13 nats at .0003, and at .01 those of wrong ones stay below 8 in up to 7 of
-#: 20 starts. The sum of true log-likelihood ratios exceeds 3 nats by chance in one of 20 sequences
-#: at most: the default threshold is not below that.
+#: and .3. Beyond the threshold .6, 19 or 20 of 20 wrong starts are back in time with each of these,
+#: and 16 to 20 with the slack .4. With a slack of 2 nats everywhere the sums of right beliefs reach
+#: 13 nats at .0003, and at .01 those of wrong ones stay below 8 in up to 7 of 20 starts. The sum of
+#: true log-likelihood ratios exceeds 3 nats by chance in one of 20 sequences at most: the default
+#: threshold is not below that.
 EXCLUSION, SLACK, THRESHOLD, LEAST = 0.05, 0.25, 0.6, 5.0
 
 
