@@ -39,10 +39,12 @@ _BATCH, _ENTRIES = 20, 2**24
 #: .0003 to .01, the sums of right beliefs reach 1.2, .56, .38 and .33 with the slacks .15, .2, .25
 #: and .3. Beyond the threshold .6, 19 or 20 of 20 wrong starts are back in time with each of these,
 #: and 16 to 20 with the slack .4. With a slack of 2 nats everywhere the sums of right beliefs reach
-#: 13 nats at .0003, and at .01 those of wrong ones stay below 8 in up to 7 of 20 starts. The sum of
-#: true log-likelihood ratios exceeds 3 nats by chance in one of 20 sequences at most: the default
-#: threshold is not below that.
-EXCLUSION, SLACK, THRESHOLD, LEAST = 0.05, 0.25, 0.6, 5.0
+#: 13 nats at .0003, and at .01 those of wrong ones stay below 8 in up to 7 of 20 starts.
+#: Where features say little, nats count: a color histogram at variance .01 of
+#: `benchmarks.camera.recovery` is informative by 1.8 nats, and with the slack 1.25 the sum of a right
+#: belief reaches 4.9.
+EXCLUSION, SLACK, THRESHOLD = 0.05, 0.25, 0.6
+LEAST_SLACK, LEAST_THRESHOLD = 1.5, 5.0
 
 
 class CusumState(eqx.Module):
@@ -230,8 +232,8 @@ def fit_cusum_restart(
       the estimate with itself are near it.
     - `slack` > 0: nats that an observation must say for the alternative to count at all.
     - `threshold` > 0: nats, beyond the slacks, at which the belief is replaced. By default, slack
-      and threshold are .25 and .6 of what an informative observation says: `informative` of
-      `DiscriminantLikelihood`, or 5 nats if that is more.
+      and threshold are .25 and .6 of what an informative observation says, `informative` of
+      `DiscriminantLikelihood`, and at least 1.5 and 5 nats.
 
     Cost: n steps of Bayes' rule, and O(n^3).
 
@@ -268,7 +270,10 @@ def fit_cusum_restart(
     discriminant = fit_discriminant(
         kernel, states, values, proposals, regularizer=regularizer, **options
     )
-    nats = jnp.maximum(discriminant.informative, LEAST)
+    if slack is None:
+        slack = jnp.maximum(SLACK * discriminant.informative, LEAST_SLACK)
+    if threshold is None:
+        threshold = jnp.maximum(THRESHOLD * discriminant.informative, LEAST_THRESHOLD)
     return CusumRestartFilter(
         base=base,
         discriminant=discriminant,
@@ -279,8 +284,6 @@ def fit_cusum_restart(
         features=function,
         decode=decode,
         exclusion=exclusion,
-        slack=as_positive(SLACK * nats if slack is None else slack, "slack", scalar=True),
-        threshold=as_positive(
-            THRESHOLD * nats if threshold is None else threshold, "threshold", scalar=True
-        ),
+        slack=as_positive(slack, "slack", scalar=True),
+        threshold=as_positive(threshold, "threshold", scalar=True),
     )
