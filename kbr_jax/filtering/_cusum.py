@@ -40,9 +40,8 @@ _BATCH, _ENTRIES = 20, 2**24
 #: and .3. Beyond the threshold .6, 19 or 20 of 20 wrong starts are back in time with each of these,
 #: and 16 to 20 with the slack .4. With a slack of 2 nats everywhere the sums of right beliefs reach
 #: 13 nats at .0003, and at .01 those of wrong ones stay below 8 in up to 7 of 20 starts.
-#: Where features say little, nats count: a color histogram at variance .01 of
-#: `benchmarks.camera.recovery` is informative by 1.8 nats, and with the slack 1.25 the sum of a right
-#: belief reaches 4.9.
+#: Where features say little, nats count: the color histogram of `benchmarks.camera.recovery` says
+#: 1.8 at .01. With a slack of 1.25 nats the sum of a right belief reaches 4.9 there, with 2 nats 0.
 EXCLUSION, SLACK, THRESHOLD = 0.05, 0.25, 0.6
 LEAST_SLACK, LEAST_THRESHOLD = 1.5, 5.0
 
