@@ -236,7 +236,7 @@ def test_the_sum_is_that_of_the_smaller_evidence(side):
 
 
 def test_slack_and_threshold_are_shares_of_an_informative_observation():
-    filt = restarting()
+    filt = fit(degrees=30.0)
     nats = filt.discriminant.informative
     assert nats > 9
     np.testing.assert_allclose([filt.slack, filt.threshold], [0.25 * nats, 0.6 * nats])

@@ -99,13 +99,14 @@ def restarting_filter():
     """
     base, number = bayes_filter(), jnp.asarray(0.5)
     discriminant = kbr.filtering.DiscriminantLikelihood(
-        G, STATES, VIEWS[0], VIEWS.T[:, :2], VIEWS[0, :2], STATES, jnp.eye(N + 1), number, number
+        G, STATES, VIEWS[0], VIEWS.T[:, :2], VIEWS[0, :2], STATES, jnp.eye(N + 1), *[number] * 3
     )
     return kbr.filtering.CusumRestartFilter(
         base=base,
         discriminant=discriminant,
         factor=base.emission.factor,
         points=STATES,
+        predictions=(STATES[:, :2], STATES[:, 0]),
         template=VIEWS[0],
         features=jax.tree_util.Partial(own_features),
         decode=kbr.mean,
