@@ -265,14 +265,14 @@ def fit_cusum_restart(
     batch = max(1, min(_BATCH, _ENTRIES // active**2))
     own = _own_weights(base, factor, codes)
     proposals = lax.map(propose, (codes, own, states), batch_size=batch)
-    values = in_batches(function, observations)
+    rows = in_batches(function, observations)
     discriminant = fit_discriminant(
-        kernel, states, values, proposals, regularizer=regularizer, **options
+        kernel, states, rows, proposals, regularizer=regularizer, **options
     )
-    if slack is None:
-        slack = jnp.maximum(SLACK * discriminant.informative, LEAST_SLACK)
+    nats = discriminant.informative
+    slack = jnp.maximum(SLACK * nats, LEAST_SLACK) if slack is None else slack
     if threshold is None:
-        threshold = jnp.maximum(THRESHOLD * discriminant.informative, LEAST_THRESHOLD)
+        threshold = jnp.maximum(THRESHOLD * nats, LEAST_THRESHOLD)
     return CusumRestartFilter(
         base=base,
         discriminant=discriminant,
