@@ -261,14 +261,11 @@ def fit_cusum_restart(
         far = jnp.where(similar > exclusion.astype(similar.dtype), 0, own)
         return decode(base.embed(_alternative(base, far, code)[0]))
 
-    active = base.max_active or size(states)
-    batch = max(1, min(_BATCH, _ENTRIES // active**2))
-    own = _own_weights(base, factor, codes)
-    proposals = lax.map(propose, (codes, own, states), batch_size=batch)
-    rows = in_batches(function, observations)
-    discriminant = fit_discriminant(
-        kernel, states, rows, proposals, regularizer=regularizer, **options
-    )
+    batch = max(1, min(_BATCH, _ENTRIES // (base.max_active or size(states)) ** 2))
+    inputs = codes, _own_weights(base, factor, codes), states
+    proposals = lax.map(propose, inputs, batch_size=batch)
+    rows, options = in_batches(function, observations), {"regularizer": regularizer, **options}
+    discriminant = fit_discriminant(kernel, states, rows, proposals, **options)
     nats = discriminant.informative
     slack = jnp.maximum(SLACK * nats, LEAST_SLACK) if slack is None else slack
     if threshold is None:
