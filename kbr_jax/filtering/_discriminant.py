@@ -33,7 +33,9 @@ REGULARIZERS = (1e-5, 1e-4, 1e-3, 1e-2)
 #: In the look-alike room at variance .01 no right belief is left at three seeds of the noise
 #: (`python -m benchmarks.camera.recovery`). With 1e-3 of the mean variance alone one was, at one.
 SHRINKAGE, FLOOR = 0.1, 1e-6
-#: Quantile of the evidence that is called informative.
+#: Quantile of the evidence that is called informative. In seven runs of the look-alike room, with
+#: the slack .3, sums of right beliefs reach .47, .34 and .30 by the quantiles .75, .9 and .95, and
+#: beyond .6 each time 19 or 20 of 20 wrong starts are back in time.
 INFORMATIVE = 0.9
 
 
