@@ -223,7 +223,7 @@ def learn_filter(
         function = fit_discriminant_map(chosen, *triples)
         views = _views(setting, chosen, function, *triples)
         readout = learn_readout(setting, folds, runs)
-    report = _report(setting, folds, values, runs, readout, rivals)
+    report = _report(setting, folds, values, runs, readout, rivals, total)
     filt = _fit(setting, values, triple, views)
     if chosen is not None and not (readout is None and decode is None):
         filt = with_readout(setting, filt, readout, function, triples)
@@ -282,6 +282,7 @@ def _report(
     runs: Runs,
     readout: Readout | None,
     rivals: dict[str, Array],
+    total: int,
 ) -> Report:
     right, wrong = runs[0][:, 0], runs[0][:, 2]
     seen = np.asarray(gap(right.shape[-1]))
@@ -301,7 +302,7 @@ def _report(
     limit = np.quantile(np.asarray(right), 0.9)
     ends = np.asarray(wrong[..., -max(1, wrong.shape[-1] // 10) :]).mean(-1)
     flat = truth.reshape(truth.shape[0], -1, *truth.shape[3:])
-    weights = beliefs(setting, folds, values)
+    weights = beliefs(setting, folds, values, total)
     temperature, held = calibrated(setting.kernel(values), folds.states, weights, flat)
     return Report(
         chosen={
