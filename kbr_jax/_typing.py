@@ -32,3 +32,26 @@ def with_numbers(self: eqx.Module) -> str:
     """A record with the numbers of its arrays. Long arrays are shortened."""
     with np.printoptions(threshold=20, edgeitems=3):
         return eqx.tree_pformat(self, short_arrays=False)
+
+
+def with_scalars(self: eqx.Module) -> str:
+    """A fitted model with its parameters of at most four numbers, and the shapes of its arrays."""
+    return eqx.tree_pformat(jax.tree.map(_Numbers.of, self))
+
+
+class _Numbers:
+    """A scalar or a short vector, printed with four digits."""
+
+    def __init__(self, values: np.ndarray):
+        self.values = values
+
+    def __repr__(self) -> str:
+        shown = [f"{value:.4g}" for value in np.ravel(self.values)]
+        return f"[{', '.join(shown)}]" if self.values.ndim else shown[0]
+
+    @classmethod
+    def of(cls, leaf: Any) -> Any:
+        known = isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
+        if known and leaf.ndim < 2 and leaf.size <= 4 and np.issubdtype(leaf.dtype, np.number):
+            return cls(np.asarray(leaf))
+        return leaf

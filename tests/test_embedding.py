@@ -185,6 +185,25 @@ def test_results_show_their_numbers():
     assert repr(jax.jit(lambda e: e)(embedding)) == repr(embedding)
 
 
+def test_models_show_their_parameters_and_no_matrix():
+    x = jnp.linspace(0.0, 1.0, 20)[:, None]
+    model = kbr.fit_conditional(kbr.Gaussian(0.125), kbr.Linear(), x, x, regularizer=1e-3)
+    shown = repr(model)
+    for part in ("bandwidth=0.125", "regularizer=0.001", "[20,1]", "mask=None"):
+        assert part in shown
+    assert "\n" in shown and "..." not in shown and len(shown) < 1000
+    jax.make_jaxpr(lambda m: repr(m) and m.regularizer)(model)  # no number to show
+    filt = kbr.fit_filter(
+        kbr.Gaussian(jnp.asarray([0.25])),
+        kbr.Linear(),
+        x,
+        x,
+        regularizer=1e-3,
+        posterior_regularizer=1e-4,
+    )
+    assert "regularizer=0.0001" in repr(filt) and "bandwidth=[0.25]" in repr(filt)
+
+
 def test_inner_and_norm(domain, batch):
     kernel, gram_of, x, y = domain
     w, v = normal(9, *batch, N), normal(10, *batch[-1:], M)

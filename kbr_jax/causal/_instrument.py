@@ -13,7 +13,7 @@ from .._checks import (
     size,
 )
 from .._numerics import one_program
-from .._typing import Array, ArrayLike, Bool, Float, Points
+from .._typing import Array, ArrayLike, Bool, Float, Points, with_scalars
 from .._warnings import warn
 from ..features import AbstractFeatureMap
 from ..kernels import FeatureMap, KernelLike, Linear, TensorProduct, checked_kernel
@@ -45,6 +45,8 @@ class InstrumentalRegression(eqx.Module):
     regularizers: Float[Array, "2"]
     explained: Float[Array, "2"]
     strength: Float[Array, ""]
+
+    __repr__ = with_scalars
 
 
 def fit_instrument(

@@ -10,7 +10,7 @@ from jax import lax
 
 from .._checks import as_batch, as_real, check_alike, like
 from .._numerics import matmul
-from .._typing import Array, Float, Point, Points
+from .._typing import Array, Float, Point, Points, with_scalars
 from ..embedding import Embedding, check_unbatched, embed
 from ..features import AbstractFeatures, AbstractGram, LandmarkFeatures
 from ..kernels import AbstractKernel, TensorProduct, gram_matvec
@@ -22,6 +22,8 @@ class AbstractCausalModel(eqx.Module):
 
     kernel_y: eqx.AbstractVar[AbstractKernel]
     y: eqx.AbstractVar[Points]
+
+    __repr__ = with_scalars
 
     @property
     @abc.abstractmethod

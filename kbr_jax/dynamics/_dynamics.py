@@ -22,7 +22,7 @@ from .._checks import (
 )
 from .._lapack import pseudo_inverse
 from .._numerics import matmul, one_program, safe_sqrt
-from .._typing import Array, ArrayLike, Float
+from .._typing import Array, ArrayLike, Float, with_scalars
 from ..embedding import Embedding, inner
 from ..kernels import AbstractKernel, KernelLike, as_kernel, default_kernel
 from ._sets import SampleSequence, combine, embedding_gram, mean_noise
@@ -47,6 +47,8 @@ class DistributionDynamics(eqx.Module):
     regularizer: Float[Array, ""]
     step_weights: Float[Array, " t"]
     form: Literal["next", "change"] = eqx.field(static=True)
+
+    __repr__ = with_scalars
 
 
 def fit_dynamics(

@@ -25,7 +25,7 @@ from .._solves import (
     symmetric_resolvent,
     weighted_moment,
 )
-from .._typing import Array, Bool, Float, Int, Point, Points
+from .._typing import Array, Bool, Float, Int, Point, Points, with_scalars
 from ..kernels import AbstractKernel
 
 #: Similarity below which a point is like none of the sample: rounding in double precision, 8.5
@@ -48,6 +48,8 @@ class AbstractFeatures(eqx.Module):
     points: eqx.AbstractVar[Points]
     matrix: eqx.AbstractVar[Float[Array, "n r"]]
     mask: eqx.AbstractVar[Bool[Array, " n"] | None]
+
+    __repr__ = with_scalars
 
     @abc.abstractmethod
     def coordinates(self, points: Points) -> Float[Array, "m r"]:

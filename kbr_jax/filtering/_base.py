@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import Mesh
 
 from .._checks import as_arrays, as_count, as_points, as_positive, take
-from .._typing import Array, ArrayLike, Bool, Float, Point, Points, with_numbers
+from .._typing import Array, ArrayLike, Bool, Float, Point, Points, with_numbers, with_scalars
 from ..devices import over_devices
 from ..embedding import Embedding
 from ..kernels import AbstractKernel
@@ -48,9 +48,10 @@ class AbstractFilter(eqx.Module):
     """A recursive estimate of a hidden state.
 
     A fitted filter stores what its kernels imply: fit inside a loss. Filters are pytrees. The verbs
-    of this module take them under `jit`, `vmap` (over observations, states, or whole filters) and
-    `grad`.
+    of this module take them under `jit`, `vmap` (of observations, states or filters) and `grad`.
     """
+
+    __repr__ = with_scalars
 
     @abc.abstractmethod
     def init(self, prior: Embedding | None) -> Any:
@@ -155,9 +156,8 @@ def filter_step(
     the input that acts from this step to the next; `observed`, False for a missing observation (its
     value, NaN included, is ignored).
 
-    **Returns:** the next state, and a `FilterOutput`. Cost: see the filter.
-
-    **Raises:** `ValueError` for an observation or input of another kind than in training.
+    **Returns:** the next state, and a `FilterOutput`. Cost: see the filter. **Raises:**
+    `ValueError` for an observation or input of another kind than in training.
     """
     code, control, mask = _encoded(filt, observation, control, jnp.asarray(observed)[None])
     return _update(filt, state, code, control, mask)

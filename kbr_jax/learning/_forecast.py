@@ -11,7 +11,7 @@ from jax import lax
 
 from .._checks import as_points, check_finite, check_same_size, is_real, size
 from .._numerics import evenly, matmul, one_program
-from .._typing import Array, Float, Point, Points, with_numbers
+from .._typing import Array, Float, Point, Points, with_scalars
 from ..embedding import Embedding, cdf, energy_score
 from ..kernels import coordinate_scale
 from ..rules import ConditionalEmbedding
@@ -47,7 +47,7 @@ class Forecast(eqx.Module):
     shape: ConditionalEmbedding | None
     bandwidth: Float[Array, ""]
 
-    __repr__ = with_numbers
+    __repr__ = with_scalars
 
     def __call__(self, x: Point) -> Embedding:
         """Embed P(Y | X = x), weights of sum 1. Cost O(n^2) exact, O(n r) with landmarks."""

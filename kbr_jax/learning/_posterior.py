@@ -19,7 +19,7 @@ from .._checks import (
     take,
 )
 from .._numerics import matmul
-from .._typing import Array, Float, Point, Points, with_numbers
+from .._typing import Array, Float, Point, Points, with_scalars
 from ..embedding import Embedding, normalized
 from ..kernels import (
     AbstractKernel,
@@ -74,7 +74,7 @@ class LearnedPosterior(eqx.Module):
     regularizer: Float[Array, ""]
     estimator: str = eqx.field(static=True)
 
-    __repr__ = with_numbers
+    __repr__ = with_scalars
 
     def __call__(self, y: Point | Points) -> Embedding:
         return bayes_rule(

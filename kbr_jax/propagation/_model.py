@@ -24,7 +24,7 @@ from .._checks import (
     precision_of,
     size,
 )
-from .._typing import Array, ArrayLike, Float, Points
+from .._typing import Array, ArrayLike, Float, Points, with_scalars
 from ..features import AbstractFeatures, FeatureChoice, Landmarks, greedy_landmarks
 from ..kernels import AbstractKernel, Delta, as_kernel, default_kernel
 from ._graph import PairwiseGraph
@@ -59,6 +59,8 @@ class PropagationModel(eqx.Module):
     offsets: tuple[tuple[int, ...], ...] = eqx.field(static=True)
     shared: tuple[int | None, ...] = eqx.field(static=True)
     weighted: bool = eqx.field(static=True)
+
+    __repr__ = with_scalars
 
     @property
     def graph(self) -> PairwiseGraph:

@@ -1,10 +1,8 @@
 """What a rule needs of a fitted model of P(Y | X).
 
-A model keeps the sample or its moments.
-
-An embedding over X enters by its *coordinates* in the features of x. The model turns them into the
-*weights* of a prior on its training pairs. Bayes' rule gives a *belief*: posterior weights on the
-training pairs. Weights and beliefs are arrays or pytrees that only the model reads.
+A model keeps the sample or its moments. An embedding over X enters by its *coordinates* in the
+features of x. The model turns them into the *weights* of a prior on its training pairs. Bayes' rule
+gives a *belief*: posterior weights on these. Both are pytrees that only the model reads.
 """
 
 import abc
@@ -31,7 +29,7 @@ from .._checks import (
 )
 from .._numerics import matmul, one_program, safe_divide
 from .._solves import AbstractFactor
-from .._typing import Array, ArrayLike, Bool, Float, Int, Points, with_numbers
+from .._typing import Array, ArrayLike, Bool, Float, Int, Points, with_scalars
 from .._warnings import warn
 from ..embedding import Embedding, JointEmbedding, check_embedding, check_unbatched, normalized
 from ..features import AbstractFeatures
@@ -66,7 +64,7 @@ class Clipping(eqx.Module):
     )
     normalize: bool = eqx.field(static=True, default=True)
 
-    __repr__ = with_numbers
+    __repr__ = with_scalars
 
     def __check_init__(self):
         tau = self.truncation
@@ -119,6 +117,8 @@ class AbstractEmission(eqx.Module):
     learned: ClassVar[bool] = False
 
     features_x: eqx.AbstractVar[AbstractFeatures]
+
+    __repr__ = with_scalars
 
     @abc.abstractmethod
     def weights(self, coordinates: Float[Array, "*b p"]) -> Float[Array, "*b n"]:
