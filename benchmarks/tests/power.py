@@ -1,11 +1,13 @@
 """Power of the two-sample test on the alternatives of MMD-FUSE, and its time beside `mmdfuse`.
 
-    KBR_DATA=FOLDER python -m benchmarks.tests.power [repetitions]
+    KBR_DATA=FOLDER python -m benchmarks.tests.power [repetitions [mixture | perturbed]]
 
 The alternatives are those of Biggs, Schrab and Gretton (2023): a mixture of four Gaussians of which
 one is too narrow or too wide, and uniform densities with perturbations. The power of their ten
-tests is stored in their repository, github.com/antoninschrab/mmdfuse-paper (MIT). If the folder has
-their `mmdfuse.py`, its seconds and decisions come from the same data as ours.
+tests is stored in their repository, github.com/antoninschrab/mmdfuse-paper (MIT). The perturbed
+samples are theirs, number for number, by the seeds of `experiment_perturbations.ipynb`; mixtures
+are other draws. If the folder has their `mmdfuse.py`, its seconds and decisions come from the same
+data as ours. Settings that are not run keep their last results.
 """
 
 import importlib.util
@@ -36,8 +38,7 @@ STORED = {
     "perturbed, d = 2, n = 500": (0.485, 0.395, 0.485),
     "perturbed, d = 2, n = 1500": (0.69, 0.595, 0.69),
 }
-#: Where their program runs on our data: small samples, and the row that is furthest below the best
-#: stored test.
+#: Where their program runs on our data.
 BESIDE = (
     "mixture, n = 500",
     "perturbed, d = 1, n = 500",
@@ -47,8 +48,9 @@ BESIDE = (
 Samples = tuple[np.ndarray, np.ndarray]
 
 
-def mixture(n: int, scale: float, rng: np.random.Generator) -> Samples:
+def mixture(n: int, scale: float, seed: int) -> Samples:
     """Four Gaussians; in the second sample the standard deviation of the last is `scale`."""
+    rng = np.random.default_rng(seed)
     centers = 20.0 * np.array([[1, 1], [-1, 1], [1, -1], [-1, -1]])
     parts = rng.integers(4, size=(2, n))
     noise = rng.normal(size=(2, n, 2))
@@ -64,10 +66,13 @@ def bump(x: np.ndarray) -> np.ndarray:
     return np.where(x < -0.5, values, -values)
 
 
-def perturbed(n: int, dimension: int, size: float, rng: np.random.Generator) -> Samples:
+def perturbed(n: int, dimension: int, size: float, seed: int) -> Samples:
     """A uniform density with two perturbations a dimension, of random signs; and a uniform one."""
     corners = list(itertools.product((1, 2), repeat=dimension))
-    signs = rng.choice([-1, 1], len(corners))
+    # The published samples are of this generator: their signs, rejection sampler and uniform sample
+    # have a seed each.
+    uniform, random_signs, draws = (np.random.RandomState(seed + k) for k in range(3))
+    signs = random_signs.choice([-1, 1], len(corners))
 
     def density(x):
         bumps = [np.prod(bump(2 * x - np.array(corner)), axis=1) for corner in corners]
@@ -75,23 +80,25 @@ def perturbed(n: int, dimension: int, size: float, rng: np.random.Generator) -> 
 
     kept = np.zeros((0, dimension))
     while len(kept) < n:
-        x = rng.uniform(size=(4 * n, dimension))
-        kept = np.concatenate([kept, x[rng.uniform(0, 1 + size, 4 * n) <= density(x)]])
-    return kept[:n], rng.uniform(size=(n, dimension))
+        rows = draws.uniform(size=(4 * n, dimension + 1))
+        x, height = rows[:, :-1], (1 + size) * rows[:, -1]
+        kept = np.concatenate([kept, x[height <= density(x)]])
+    return kept[:n], uniform.uniform(size=(n, dimension))
 
 
-SETTINGS: dict[str, Callable[[np.random.Generator], Samples]] = {
-    "mixture, n = 500": lambda rng: mixture(500, 0.7, rng),
-    "mixture, n = 2000": lambda rng: mixture(2000, 1.3, rng),
-    "perturbed, d = 1, n = 500": lambda rng: perturbed(500, 1, 0.3, rng),
-    "perturbed, d = 1, n = 1500": lambda rng: perturbed(1500, 1, 0.2, rng),
-    "perturbed, d = 2, n = 500": lambda rng: perturbed(500, 2, 0.6, rng),
-    "perturbed, d = 2, n = 1500": lambda rng: perturbed(1500, 2, 0.4, rng),
+#: From the number of a repetition to its samples.
+SETTINGS: dict[str, Callable[[int], Samples]] = {
+    "mixture, n = 500": lambda i: mixture(500, 0.7, i),
+    "mixture, n = 2000": lambda i: mixture(2000, 1.3, i),
+    "perturbed, d = 1, n = 500": lambda i: perturbed(500, 1, 0.3, 642 + i),
+    "perturbed, d = 1, n = 1500": lambda i: perturbed(1500, 1, 0.2, 442 + i),
+    "perturbed, d = 2, n = 500": lambda i: perturbed(500, 2, 0.6, 642 + i),
+    "perturbed, d = 2, n = 1500": lambda i: perturbed(1500, 2, 0.4, 442 + i),
 }
 
 
 def data(setting: str, seed: int) -> tuple[jax.Array, jax.Array]:
-    x, y = SETTINGS[setting](np.random.default_rng(seed))
+    x, y = SETTINGS[setting](seed)
     return jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32)
 
 
@@ -137,12 +144,15 @@ def compared(setting: str, p_values: list, theirs: Callable, bar: tqdm) -> dict[
     }
 
 
-def main(count: int = REPETITIONS) -> None:
-    results: dict[str, Any] = {"repetitions": count, "permutations": DRAWS, "settings": {}}
+def main(count: int = REPETITIONS, wanted: str = "") -> None:
+    last = experiment.previous("power")
+    rows = {name: row for name, row in last.get("settings", {}).items() if name != "mean"}
+    results = {**last, "repetitions": count, "permutations": DRAWS, "settings": rows}
     theirs, own = peer(), {}
-    shared = BESIDE if theirs is not None else []
-    with tqdm(total=(len(SETTINGS) + len(shared)) * count, unit="test") as bar:
-        for setting in SETTINGS:
+    settings = [name for name in SETTINGS if name.startswith(wanted)]
+    shared = [name for name in BESIDE if name in settings and theirs is not None]
+    with tqdm(total=(len(settings) + len(shared)) * count, unit="test") as bar:
+        for setting in settings:
             own[setting] = experiment.repeat(
                 f"power {setting}", lambda seed, s=setting: ours(*data(s, seed), seed), count, bar
             )
@@ -155,7 +165,8 @@ def main(count: int = REPETITIONS) -> None:
                 "difference, standard errors": float((power - stored["best, stored"]) / error),
             }
         if theirs is not None:
-            results["beside mmdfuse"] = {s: compared(s, own[s], theirs, bar) for s in shared}
+            beside = {s: compared(s, own[s], theirs, bar) for s in shared}
+            results["beside mmdfuse"] = last.get("beside mmdfuse", {}) | beside
     found = results["settings"].values()
     results["settings"]["mean"] = {
         name: float(np.mean([row[name] for row in found])) for name in ("power", *NAMES)
