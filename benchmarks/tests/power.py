@@ -16,7 +16,6 @@ import os
 import pathlib
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
