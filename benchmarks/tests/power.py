@@ -42,7 +42,6 @@ BESIDE = (
     "mixture, n = 500",
     "perturbed, d = 1, n = 500",
     "perturbed, d = 2, n = 500",
-    "perturbed, d = 2, n = 1500",
 )
 Samples = tuple[np.ndarray, np.ndarray]
 
@@ -164,8 +163,9 @@ def main(count: int = REPETITIONS, wanted: str = "") -> None:
                 "difference, standard errors": float((power - stored["best, stored"]) / error),
             }
         if theirs is not None:
-            beside = {s: compared(s, own[s], theirs, bar) for s in shared}
-            results["beside mmdfuse"] = last.get("beside mmdfuse", {}) | beside
+            beside = last.get("beside mmdfuse", {})
+            beside = beside | {s: compared(s, own[s], theirs, bar) for s in shared}
+            results["beside mmdfuse"] = {name: beside[name] for name in BESIDE if name in beside}
     found = results["settings"].values()
     results["settings"]["mean"] = {
         name: float(np.mean([row[name] for row in found])) for name in ("power", *NAMES)
