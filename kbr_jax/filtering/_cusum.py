@@ -234,10 +234,11 @@ def fit_cusum_restart(
       and threshold are .25 and .6 of what an informative observation says, `informative` of
       `DiscriminantLikelihood`, and at least 1.5 and 5 nats.
 
-    Cost: n steps of Bayes' rule, and O(n^3).
+    **Returns:** a `CusumRestartFilter`. Cost: n steps of Bayes' rule, and O(n^3) for each
+    regularizer that is tried (four by default).
 
-    **Raises:** `ValueError` for another estimator, plain moments, features that are not a vector,
-    and as `fit_discriminant`.
+    **Raises:** `ValueError` for another estimator, plain moments, a `base` fitted with a `mask`,
+    fewer pairs than two blocks, features that are not a vector, and as `fit_discriminant`.
     """
     if base.estimator == "prior":
         raise ValueError("`base` must have the estimator 'pairs' or 'importance', not 'prior'.")

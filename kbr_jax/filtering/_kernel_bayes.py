@@ -295,6 +295,8 @@ def fit_filter(
     - `mask`: one entry a state, False where it is padding.
     - `options`: of `KernelBayesFilter`. By default `shift=True`, but for the estimator `"prior"`.
 
+    Cost O(n^3) and memory O(n^2) exact; O(n r^2) and O(n r) with r landmarks of both.
+
     **Raises:** `ValueError` for samples of wrong or different lengths, non-finite values, and as
     `KernelBayesFilter`.
 

@@ -51,8 +51,8 @@ class RivalFilter(AbstractWrappedFilter):
       true state, `leave_out_loss(emission, kernel=emission.kernel_y)` with
       `emission = base.emission`.
     - `threshold`: in these units. `lifetime`: in steps. Filters of a rat's spikes that start on the
-      wrong side of the track are back after 9.0 steps alone, and after 5.5, 4.5, 4.6, 4.7 steps at
-      lifetimes 5, 10, 20, 40 (`python -m benchmarks.rat.decoding rival`).
+      wrong side of the track are back after 13.0 steps alone, and after 3.4, 3.1, 3.1, 3.1 steps
+      at lifetimes 5, 10, 20, 40 (`python -m benchmarks.rat.decoding rival`).
 
     Cost of a step: twice that of `base`, plus O(n^2). **Raises:** `ValueError` for another base,
     and for values that are not positive.

@@ -154,8 +154,9 @@ def learn_filter(
        score is the geometric mean of the three mean errors.
     3. Where wrong beliefs do not come back, a test of the belief by all coordinates is tried
        (`fit_cusum_restart`). The filter gets it unless the arithmetic mean of the three errors
-       becomes greater, or runs from the true state lose much. Its `base` is the filter without,
-       at half the cost.
+       becomes greater, or runs from the true state lose much. Its `base` is the filter without
+       the test, at a third of the cost. Not with a fixed kernel of observations, or with fewer
+       than 200 pairs in a fold.
     4. The four shares of a `ReadoutFilter` are those of least error in held-out runs. They are
        used if left-out folds have less error by them in runs from the true state, and if runs
        from the marginal do not lose much. Not with a fixed kernel of observations. `filt.base` is
@@ -171,8 +172,8 @@ def learn_filter(
       observations as they are.
     - `estimator`: "importance" or "pairs".
     - `decode`: from an embedding to a point, for example `decode_rotation`; the mean by default.
-      `state_mean(filt, run)` is then decoded. With a fixed kernel of observations it is not:
-      use `decode(belief(filt, run))`.
+      `state_mean(filt, run)` is then decoded. With a fixed kernel of observations it is not, nor
+      after `init_from_observation`: use `decode(belief(filt, run))`.
     - `fixed`: any of `bandwidth_states` (in units of the states' scale), `bandwidth_observations`
       (of the median distance of mapped observations), `regularizer`, `posterior_regularizer` and
       `truncation`.
