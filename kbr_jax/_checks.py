@@ -42,13 +42,13 @@ def as_arrays(points: Points, name: str) -> Points:
             raise ValueError(f"The rows of `{name}` have different lengths.") from None
     if isinstance(points, list):
         raise ValueError(
-            f"`{name}` is a list of arrays: give one array for rows (`jnp.stack`), a tuple for the "
-            f"parts of joint points."
+            f"`{name}` is a list of arrays: give one array (`jnp.stack`), or a tuple of parts."
         )
 
     def one(leaf):
+        given = leaf.to_numpy() if hasattr(leaf, "to_numpy") else leaf
         try:
-            return jnp.asarray(leaf.to_numpy() if hasattr(leaf, "to_numpy") else leaf)
+            return _held(given, jnp.asarray(given), name)
         except TypeError:
             raise ValueError(
                 f"`{name}` holds {type(leaf).__name__}, which is no array of numbers: turn words "
@@ -57,6 +57,17 @@ def as_arrays(points: Points, name: str) -> Points:
             ) from None
 
     return jax.tree.map(one, points)
+
+
+def _held(given: Any, array: Array, name: str) -> Array:
+    """The array, unless integers do not fit in it: different labels would become one."""
+    if isinstance(given, np.ndarray) and given.dtype.kind in "iu" and given.size:
+        if given.min() < (kept := np.iinfo(array.dtype)).min or given.max() > kept.max:
+            raise ValueError(
+                f"`{name}` holds integers beyond {array.dtype}: number labels by "
+                f"`np.unique(..., return_inverse=True)[1]`, or enable x64 in JAX."
+            )
+    return array
 
 
 def check_memory(rows: int, columns: int, dtype: Any, name: str, remedy: str) -> None:

@@ -35,8 +35,7 @@ def warn_of_lost_digits(given: Any, leaves: list, name: str) -> None:
         return
     with np.errstate(all="ignore"):  # of what is not finite the caller tells
         lost = np.abs(rows).max(axis=0) * np.finfo(np.float32).eps
-        spread = rows.std(axis=0)
-        if np.any((lost > _LOST * spread) & (spread > 0)):
+        if np.any((lost > _LOST * rows.std(axis=0)) & (np.ptp(rows, axis=0) > 0)):
             warn(
                 f"`{name}` loses its digits in float32: it varies little around a large number. "
                 f"Subtract the mean, or `jax.config.update('jax_enable_x64', True)`."

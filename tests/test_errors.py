@@ -105,6 +105,39 @@ def simulate(count=3, **options):
 #: What is called, and what its message must say, in order: the argument, what came, what was
 #: expected.
 CASES = {
+    "labels beyond int32": (
+        lambda: kbr.embed(None, np.array([1, 2**32 + 1])),
+        "`points` holds integers beyond int32",
+    ),
+    "nan weights": (
+        lambda: kbr.embed(G, X, jnp.full(6, jnp.nan)),
+        "`weights` contains NaN",
+    ),
+    "a Gram matrix of nan": (
+        lambda: kbr.Precomputed(np.full((3, 3), np.nan)),
+        "`matrix` must be a Gram matrix: finite",
+    ),
+    "nan below the diagonal": (
+        lambda: kbr.Precomputed(np.array([[1.0, 0.5], [np.nan, 1.0]])),
+        "`matrix` must be a Gram matrix: finite",
+    ),
+    "the mean of points": (lambda: kbr.mean(X), "`embedding` must be an Embedding, got"),
+    "a quantile of points": (
+        lambda: kbr.quantile(X, 0.5),
+        "`embedding` must be an Embedding, got",
+    ),
+    "a sequence as lists": (
+        lambda: kbr.fit_filter(G, G, np.ones((6, 2)).tolist(), Y, **BAYES),
+        "`states` is a list of numbers or lists",
+    ),
+    "one point of a series": (
+        lambda: kbr.hypotheses.change_points(None, X[:1]),
+        "`x` has 1 points",
+    ),
+    "trajectories as a tuple": (
+        lambda: kbr.learn_filter((np.ones((60, 1)),) * 2, (np.ones((60, 1)),) * 2),
+        r"Several trajectories are a list, `list\(states\)`",
+    ),
     "a rank as landmarks of moments": (
         lambda: kbr.moments.moment_maps(G, G, 4, LANDMARKS),
         "`landmarks_x` must be Landmarks",

@@ -15,6 +15,7 @@ import kbr_jax as kbr
 from kbr_jax._numerics import squared_distances
 from kbr_jax._solves import resolvent
 from kbr_jax.hypotheses._two_sample import student
+from kbr_jax.learning._forecast import _standardized
 from kbr_jax.sklearn import ConditionalEmbeddingClassifier
 
 N, M = 30, 8
@@ -885,6 +886,21 @@ def test_digits_that_are_lost_are_named():
     with pytest.warns(UserWarning, match="`points` loses its digits in float32"):
         kbr.embed(KERNEL, seconds)
     kbr.embed(KERNEL, 1e3 + X64)
+    kbr.embed(KERNEL, np.c_[X64, np.full(N, 0.3)])  # a constant has none
+
+
+@pytest.mark.parametrize("unit", [1e-30, 1e-19, 1e20])
+def test_standard_deviations_in_any_unit(unit):
+    """The first version squared them: 0 at 1e-19, infinity at 1e20."""
+    found = kbr.std(kbr.embed(KERNEL, unit * X64))
+    np.testing.assert_allclose(np.asarray(found, np.float64), unit * X64.std(axis=0), rtol=1e-5)
+
+
+def test_standardized_residuals_in_any_unit():
+    """The first version added 1.2e-7, whatever the unit: intervals held 75 for 90 %."""
+    parts = [jnp.asarray(RNG.normal(size=(N, 1)) * 0.1, jnp.float32) for _ in range(3)]
+    found = _standardized(*(1e-8 * part for part in parts))
+    np.testing.assert_allclose(found, _standardized(*parts), rtol=1e-5)
 
 
 @pytest.mark.parametrize("unit", [1e-10, 1e10])

@@ -60,7 +60,7 @@ def embed(kernel: KernelLike, points: Points, weights: ArrayLike | None = None) 
     - `weights`: `[n]` or `[..., n]`, of any sign.
 
     **Raises:** `ValueError` for an empty or non-finite sample, a dtype that is not the kernel's,
-    weights of a wrong length.
+    weights that are not finite or of a wrong length.
 
     **Example:**
 
@@ -73,22 +73,25 @@ def embed(kernel: KernelLike, points: Points, weights: ArrayLike | None = None) 
     kernel = kernel_for(kernel, points)
     kernel.check(points, "points")
     dtype = jax.eval_shape(kernel.diagonal, points).dtype
-    weights = as_weights(weights, size(points), "weights", dtype)
+    weights = check_finite(as_weights(weights, size(points), "weights", dtype), "weights")
     return Embedding(kernel, points, weights.astype(np.promote_types(weights.dtype, dtype)))
 
 
 def check_embedding(value: Any, name: str) -> None:
     """Raise a `ValueError` for anything but an embedding, such as its points."""
     if not isinstance(value, Embedding):
+        traced = isinstance(value, jax.core.Tracer)
         raise ValueError(
-            f"`{name}` must be an Embedding, got {type(value).__name__}: embed a sample by "
-            f"`kbr.embed(kernel, points)`."
+            f"`{name}` must be an Embedding, got {'an array' if traced else type(value).__name__}: "
+            f"embed a sample by `kbr.embed(kernel, points)`."
         )
     check_points(value)
 
 
-def check_points(embedding: Embedding) -> None:
-    """Raise a `ValueError` where each embedding of a batch has points of its own."""
+def check_points(embedding: Any) -> None:
+    """Raise a `ValueError` unless it is an embedding, or a batch of them on the same points."""
+    if not isinstance(embedding, Embedding):
+        check_embedding(embedding, "embedding")
     sizes = {leaf.shape[0] for leaf in jax.tree.leaves(embedding.points) if np.ndim(leaf)}
     if sizes - {embedding.weights.shape[-1]}:
         raise ValueError(

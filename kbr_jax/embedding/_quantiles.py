@@ -51,6 +51,7 @@ def quantile(
     **Raises:** `ValueError` for probabilities outside [0, 1] or of two axes, and for values that
     are not one real array.
     """
+    check_points(embedding)
     dtype = embedding.weights.dtype
     with known(probabilities):
         levels = jnp.asarray(probabilities, dtype)

@@ -119,14 +119,25 @@ def variance(embedding: Embedding) -> Points:
     NaN and errors as `mean`. Cost O(n d), and for signed weights O(b d n log n) for b embeddings.
     """
     embedding = _real(embedding, "variance")
-    return jax.tree.map(lambda leaf: _variance(leaf, embedding.weights), embedding.points)
+
+    def one(leaf):
+        unit, found = _variance(leaf, embedding.weights)
+        return unit**2 * found
+
+    return jax.tree.map(one, embedding.points)
 
 
 @jax.jit
-def _variance(leaf: Float[Array, "n *d"], weights: Float[Array, "*b n"]) -> Float[Array, "..."]:
+def _variance(
+    leaf: Float[Array, "n *d"], weights: Float[Array, "*b n"]
+) -> tuple[Float[Array, "*d"], Float[Array, "..."]]:
+    """A unit for each coordinate, and variances in it: squares of small numbers underflow."""
     flat = leaf.reshape(leaf.shape[0], -1).astype(weights.dtype)
     # Around the mean of the sample, which keeps digits where the mean is large.
     centered = flat - jnp.mean(flat, axis=0)
+    unit = lax.stop_gradient(jnp.max(jnp.abs(centered), axis=0))
+    unit = jnp.where(unit > 0, unit, 1)
+    centered = centered / unit
     rows = weights.reshape(-1, weights.shape[-1])
 
     def plain():
@@ -139,7 +150,8 @@ def _variance(leaf: Float[Array, "n *d"], weights: Float[Array, "*b n"]) -> Floa
 
     found = lax.cond(jnp.all(rows >= 0), plain, rearranged)
     found = jnp.where(jnp.isnan(jnp.sum(rows, axis=1, keepdims=True)), jnp.nan, found)
-    return jnp.maximum(found, 0).reshape(*weights.shape[:-1], *leaf.shape[1:])
+    found = jnp.maximum(found, 0).reshape(*weights.shape[:-1], *leaf.shape[1:])
+    return unit.reshape(leaf.shape[1:]), found
 
 
 def std(embedding: Embedding) -> Points:
@@ -147,7 +159,13 @@ def std(embedding: Embedding) -> Points:
 
     Its gradient is 0 at 0. Result, cost and errors: `variance`.
     """
-    return jax.tree.map(safe_sqrt, variance(embedding))
+    embedding = _real(embedding, "std")
+
+    def one(leaf):
+        unit, found = _variance(leaf, embedding.weights)
+        return unit * safe_sqrt(found)
+
+    return jax.tree.map(one, embedding.points)
 
 
 def sample(embedding: Embedding, num_samples: int, *, key: PRNGKeyArray) -> Points:

@@ -170,6 +170,11 @@ def check_lists(first: Any, first_name: str, second: Any, second_name: str) -> N
             raise ValueError(
                 f"`{name}` must be a list of at least one trajectory, as the other arguments are."
             )
+        if isinstance(part[0], (list, int, float)):
+            raise ValueError(
+                f"`{name}` is a list of numbers or lists, and a list stands for trajectories: give "
+                f"one sequence as `np.asarray({name})`, each of several as an array."
+            )
     if len(first) != len(second):
         raise ValueError(
             f"`{first_name}` holds {len(first)} trajectories and `{second_name}` {len(second)}."

@@ -142,15 +142,15 @@ def change_points(
     [50]
     """
     x = check_finite(as_points(x, "x"), "x")
-    kernel = _default(x) if kernel is None else as_kernel(kernel)
-    kernel.check(x, "x")
-    warn_of_scale(kernel, x, "x")
     shortest, count = as_count(min_length, "min_length"), size(x)
     room = count // shortest - 1
     if room < 1:
         raise ValueError(
             f"`x` has {count} points; a change needs two segments of `min_length` = {shortest}."
         )
+    kernel = _default(x) if kernel is None else as_kernel(kernel)
+    kernel.check(x, "x")
+    warn_of_scale(kernel, x, "x")
     if max_changes is None:
         most = min(_MOST, max(1, count // _POINTS_EACH), room)
     else:

@@ -97,6 +97,9 @@ class Precomputed(AbstractKernel):
     For objects whose kernel is computed elsewhere: strings, graphs, molecules. Points are integers
     `[n]` in `0 .. N - 1`; others are an error, and inside `jit` NaN. `matrix` is `[N, N]`,
     symmetric and positive semi-definite.
+
+    **Raises:** `ValueError` for a matrix that is not square, finite and symmetric to a thousandth,
+    or is negative on its diagonal.
     """
 
     matrix: Float[Array, "N N"] = eqx.field(converter=as_float)
@@ -107,6 +110,14 @@ class Precomputed(AbstractKernel):
             raise ValueError(
                 f"`matrix` must be a square Gram matrix [N, N], got shape {tuple(shape)}."
             )
+        if is_concrete(self.matrix):
+            matrix = np.asarray(self.matrix)
+            rounding = 1e-3 * np.abs(matrix).max(initial=0)
+            if not np.all(np.abs(matrix - matrix.T) <= rounding) or np.any(matrix.diagonal() < 0):
+                raise ValueError(
+                    "`matrix` must be a Gram matrix: finite, symmetric, and not negative on its "
+                    "diagonal."
+                )
 
     def __call__(self, x: Point, y: Point) -> Float[Array, ""]:
         return self._entries(jnp.asarray(x), jnp.asarray(y))

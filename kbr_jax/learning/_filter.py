@@ -99,7 +99,10 @@ def _checked(states: Any, observations: Any) -> tuple[Points, Points, Points]:
         raise ValueError(f"`learn_filter` needs at least 50 steps to hold some out, got {total}.")
     for points, name in zip(triple, ("states", "observations"), strict=False):
         if not isinstance(points, jax.Array):
-            raise ValueError(f"`{name}` must be one array a sequence; use `fit_filter` for tuples.")
+            raise ValueError(
+                f"`{name}` must be one array a sequence. Several trajectories are a list, "
+                f"`list({name})`; for points that are tuples use `fit_filter`."
+            )
     if not jnp.issubdtype(triple[0].dtype, jnp.floating):
         raise ValueError("`states` must be real numbers; use `fit_filter` with Delta for labels.")
     warn_of_constants(states=triple[0], observations=triple[1])

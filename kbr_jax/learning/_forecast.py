@@ -194,7 +194,8 @@ def _standardized(
     """Residuals in units of their size as the other pairs expect it."""
     sizes = jnp.abs(residuals)
     # Where y is exactly a function of x the residuals are rounding.
-    tiny = jnp.finfo(y.dtype).eps * (1 + jnp.max(jnp.abs(y), axis=0))
+    info = jnp.finfo(y.dtype)
+    tiny = float(info.eps) * jnp.max(jnp.abs(y), axis=0) + float(info.tiny)
     expected = jnp.maximum(sizes - of_sizes, LEAST_SCALE * jnp.mean(sizes, axis=0) + tiny)
     return residuals / expected
 

@@ -46,8 +46,8 @@ class Report(eqx.Module):
     temperature: float = 1.0
 
     def __str__(self) -> str:
-        lines = [f"{'held-out error':<38}mean     +-"]
-        lines += [f"  {name:<36}{m:<9.4g}{s:.2g}" for name, (m, s) in self.errors.items()]
+        lines = [f"{'held-out error':<38}mean      +-"]
+        lines += [f"  {name:<36}{m:<9.4g} {s:.2g}" for name, (m, s) in self.errors.items()]
         if not np.isnan(self.recovered):
             share = f"{100 * self.recovered:.0f} % of stretches"
             lines.append(f"back from a wrong belief              {share}")
