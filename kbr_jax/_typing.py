@@ -5,6 +5,7 @@ from typing import Any, TypeAlias
 
 import equinox as eqx
 import jax
+import jax.core
 import numpy as np
 from jaxtyping import Array as Array
 from jaxtyping import Bool as Bool

@@ -16,6 +16,7 @@ from .._checks import (
     as_weights,
     check_alike,
     check_finite,
+    is_concrete,
     size,
 )
 from .._numerics import HIGHEST, matmul, one_program, safe_sqrt
@@ -73,17 +74,17 @@ def embed(kernel: KernelLike, points: Points, weights: ArrayLike | None = None) 
     kernel = kernel_for(kernel, points)
     kernel.check(points, "points")
     dtype = jax.eval_shape(kernel.diagonal, points).dtype
-    weights = check_finite(as_weights(weights, size(points), "weights", dtype), "weights")
-    return Embedding(kernel, points, weights.astype(np.promote_types(weights.dtype, dtype)))
+    own = check_finite(as_weights(weights, size(points), "weights", dtype), "weights")
+    return Embedding(kernel, points, own.astype(np.promote_types(own.dtype, dtype)))
 
 
 def check_embedding(value: Any, name: str) -> None:
     """Raise a `ValueError` for anything but an embedding, such as its points."""
     if not isinstance(value, Embedding):
-        traced = isinstance(value, jax.core.Tracer)
+        kind = type(value).__name__ if is_concrete(value) else "an array"
         raise ValueError(
-            f"`{name}` must be an Embedding, got {'an array' if traced else type(value).__name__}: "
-            f"embed a sample by `kbr.embed(kernel, points)`."
+            f"`{name}` must be an Embedding, got {kind}: embed a sample by "
+            f"`kbr.embed(kernel, points)`."
         )
     check_points(value)
 
