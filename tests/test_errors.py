@@ -340,7 +340,7 @@ CASES = {
         lambda: fit(landmarks_x="5"),
         "Landmarks must be None .* rank.* got str",
     ),
-    "landmark rank zero": (lambda: fit(landmarks_y=0), "`rank` must be an integer >= 1, got 0"),
+    "landmark rank zero": (lambda: fit(landmarks_y=0), "a rank of at least 1, .* got 0"),
     # Embeddings.
     "embed nan": (lambda: kbr.embed(G, NAN), "`points` contains NaN"),
     "embed empty": (lambda: kbr.embed(G, EMPTY), "`points` is an empty sample"),

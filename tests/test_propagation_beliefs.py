@@ -374,6 +374,14 @@ def test_labels_go_in_and_come_out():
     found = kbr.propagation.beliefs(by_label, messages)
     assert found.nodes == ("B",) and found["B"].probabilities.shape == (1, 30)
     close(found["B"].probabilities, expected.probabilities, 1e-14)
+    whole, real = (
+        kbr.propagation.belief_propagation(by_label, {"C": value, "A": 0.2}) for value in (1, 1.0)
+    )
+    close(
+        kbr.propagation.beliefs(by_label, whole).mean(),
+        kbr.propagation.beliefs(by_label, real).mean(),
+        0,
+    )
     some = kbr.propagation.belief_propagation(by_label, {"A": 0.2})
     masked = kbr.propagation.belief_propagation(
         in_order, values, observed=jnp.asarray([True, False])

@@ -31,12 +31,12 @@ def fit_features(
         return dense_gram(kernel, points, mask)
     if isinstance(landmarks, RandomFourier):
         return fourier_features(kernel, points, landmarks, mask)
-    if isinstance(landmarks, (int, np.integer)):
+    rank = isinstance(landmarks, (int, np.integer))
+    if rank and landmarks > 0:
         landmarks = greedy_landmarks(kernel, points, rank=int(landmarks))
     if not isinstance(landmarks, Landmarks):
         raise ValueError(
-            "Landmarks must be None (exact), a rank, `Landmarks`, or `RandomFourier` of random "
-            "Fourier features; "
-            f"got {type(landmarks).__name__}."
+            "Landmarks must be None (exact), a rank of at least 1, `Landmarks`, or `RandomFourier` "
+            f"of random Fourier features; got {landmarks if rank else type(landmarks).__name__}."
         )
     return landmark_features(kernel, points, landmarks, mask)

@@ -8,7 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._checks import as_mask, as_points, check_alike, check_finite, fill, is_concrete, size, take
+from .._checks import (
+    as_mask,
+    as_points,
+    as_real,
+    check_alike,
+    check_finite,
+    fill,
+    is_concrete,
+    size,
+    take,
+)
 from .._typing import Array, ArrayLike, Bool, Float, Points
 from ..features import AbstractFeatures
 from ..kernels import FunctionKernel
@@ -203,20 +213,25 @@ def as_evidence(
         if missing:
             raise ValueError(f"`values` has no sample for the observed nodes of type {missing[0]}.")
         parts = {
-            kind: (values[kind], np.flatnonzero(node_types == kind), [kind], f"values[{kind}]")
+            kind: (
+                values[kind],
+                np.flatnonzero(node_types == kind),
+                [kind],
+                "values" if graph.labels is not None else f"values[{kind}]",
+            )
             for kind in names
         }
     else:
         parts = {-1: (values, np.arange(len(watched)), names, "values")}
     given = {}
     for name, (sample, own, members, label) in parts.items():
-        sample = as_points(sample, label)
+        likes = [(kind, model.samples[kind]) for kind in members if model.samples[kind] is not None]
+        sample = as_points(as_real(sample, likes[0][1], label) if likes else sample, label)
         if size(sample) != len(own):
             raise ValueError(
                 f"`{label}` holds {size(sample)} values; give one for each of {len(own)} observed "
                 f"nodes."
             )
-        likes = [(kind, model.samples[kind]) for kind in members if model.samples[kind] is not None]
         for kind, like in likes:
             check_alike(sample, label, like, f"training sample of type {kind}")
             model.kernels[kind].check(sample, label)
@@ -238,7 +253,8 @@ def _by_label(
             raise ValueError(f"`values` holds {label!r}, which is no observed node of the graph.")
         kind = int(graph.node_types[node])
         name, like = f"values[{label!r}]", model.samples[kind]
-        sample = as_points(jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], one), name)
+        sample = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], one)
+        sample = as_points(sample if like is None else as_real(sample, like, name), name)
         if like is not None:
             check_alike(sample, name, like, f"training sample of type {kind}")
         given[node] = take(sample, 0)

@@ -339,7 +339,8 @@ def _pairs_of_nodes(
         )
     for node, sample in enumerate(points):
         if sample is None:
-            raise ValueError(f"Node {node} has no sample: points[{node}] is None.")
+            name = node if graph.labels is None else graph.labels[node]
+            raise ValueError(f"Node {name!r} has no sample: points[{node}] is None.")
         kind = int(graph.node_types[node])
         owned[kind].append(check(sample, f"points[{node}]", kind))
         check_same_size(
