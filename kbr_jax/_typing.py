@@ -36,7 +36,7 @@ def with_numbers(self: eqx.Module) -> str:
 
 
 def with_scalars(self: eqx.Module) -> str:
-    """A fitted model with its parameters of at most four numbers, and the shapes of its arrays."""
+    """A fitted model with its short parameters, and the shapes of its arrays."""
     return eqx.tree_pformat(jax.tree.map(_Numbers.of, self))
 
 

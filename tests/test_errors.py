@@ -109,10 +109,6 @@ CASES = {
         lambda: kbr.embed(None, np.array([1, 2**32 + 1])),
         "`points` holds integers beyond int32",
     ),
-    "nan weights": (
-        lambda: kbr.embed(G, X, jnp.full(6, jnp.nan)),
-        "`weights` contains NaN",
-    ),
     "a Gram matrix of nan": (
         lambda: kbr.Precomputed(np.full((3, 3), np.nan)),
         "`matrix` must be a Gram matrix: finite",

@@ -61,7 +61,7 @@ def embed(kernel: KernelLike, points: Points, weights: ArrayLike | None = None) 
     - `weights`: `[n]` or `[..., n]`, of any sign.
 
     **Raises:** `ValueError` for an empty or non-finite sample, a dtype that is not the kernel's,
-    weights that are not finite or of a wrong length.
+    weights of a wrong length. Weights that are NaN mark a missing belief.
 
     **Example:**
 
@@ -74,8 +74,8 @@ def embed(kernel: KernelLike, points: Points, weights: ArrayLike | None = None) 
     kernel = kernel_for(kernel, points)
     kernel.check(points, "points")
     dtype = jax.eval_shape(kernel.diagonal, points).dtype
-    own = check_finite(as_weights(weights, size(points), "weights", dtype), "weights")
-    return Embedding(kernel, points, own.astype(np.promote_types(own.dtype, dtype)))
+    weights = as_weights(weights, size(points), "weights", dtype)
+    return Embedding(kernel, points, weights.astype(np.promote_types(weights.dtype, dtype)))
 
 
 def check_embedding(value: Any, name: str) -> None:
@@ -90,7 +90,7 @@ def check_embedding(value: Any, name: str) -> None:
 
 
 def check_points(embedding: Any) -> None:
-    """Raise a `ValueError` unless it is an embedding, or a batch of them on the same points."""
+    """Raise a `ValueError` unless all embeddings have the same points."""
     if not isinstance(embedding, Embedding):
         check_embedding(embedding, "embedding")
     sizes = {leaf.shape[0] for leaf in jax.tree.leaves(embedding.points) if np.ndim(leaf)}
