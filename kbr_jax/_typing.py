@@ -52,7 +52,8 @@ class _Numbers:
 
     @classmethod
     def of(cls, leaf: Any) -> Any:
-        known = isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
-        if known and leaf.ndim < 2 and leaf.size <= 4 and np.issubdtype(leaf.dtype, np.number):
-            return cls(np.asarray(leaf))
-        return leaf
+        if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
+            return leaf
+        short = leaf.ndim < 2 and leaf.size <= 4 and leaf.is_fully_addressable
+        numbers = short and jax.numpy.issubdtype(leaf.dtype, np.number)
+        return cls(np.asarray(leaf)) if numbers else leaf

@@ -13,6 +13,7 @@ from scipy.linalg import orthogonal_procrustes
 from scipy.optimize import linear_sum_assignment
 
 import kbr_jax as kbr
+from kbr_jax._typing import with_scalars
 
 N, M = 7, 5
 KERNEL = kbr.Gaussian(1.1)
@@ -193,6 +194,8 @@ def test_models_show_their_parameters_and_no_matrix():
         assert part in shown
     assert "\n" in shown and "..." not in shown and len(shown) < 1000
     jax.make_jaxpr(lambda m: repr(m) and m.regularizer)(model)  # no number to show
+    with_key = kbr.filtering.SimulatedTransition(lambda s, key: s, key=jax.random.key(0))
+    assert "key<fry>[]" in with_scalars(with_key)
     filt = kbr.fit_filter(
         kbr.Gaussian(jnp.asarray([0.25])),
         kbr.Linear(),
