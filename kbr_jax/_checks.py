@@ -61,7 +61,7 @@ def as_arrays(points: Points, name: str) -> Points:
 
 def _held(given: Any, array: Array, name: str) -> Array:
     """The array, unless integers do not fit in it: different labels would become one."""
-    if isinstance(given, np.ndarray) and given.dtype.kind in "iu" and given.size:
+    if isinstance(given, np.ndarray | np.generic) and given.dtype.kind in "iu" and given.size:
         if given.min() < (kept := np.iinfo(array.dtype)).min or given.max() > kept.max:
             raise ValueError(
                 f"`{name}` holds integers beyond {array.dtype}: number labels by "

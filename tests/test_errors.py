@@ -109,6 +109,10 @@ CASES = {
         lambda: kbr.embed(None, np.array([1, 2**32 + 1])),
         "`points` holds integers beyond int32",
     ),
+    "a label beyond int32": (
+        lambda: kbr.condition(kbr.fit_conditional(None, G, LABELS, X, **RIDGE), np.int64(2**32)),
+        "`x` holds integers beyond int32",
+    ),
     "a Gram matrix of nan": (
         lambda: kbr.Precomputed(np.full((3, 3), np.nan)),
         "`matrix` must be a Gram matrix: finite",

@@ -158,8 +158,8 @@ def learn_filter(
     3. Where wrong beliefs do not come back, a test of the belief by all coordinates is tried
        (`fit_cusum_restart`). The filter gets it unless the arithmetic mean of the three errors
        becomes greater, or runs from the true state lose much. Its `base` is the filter without
-       the test, at a third of the cost. Not with a fixed kernel of observations, or with fewer
-       than 200 pairs in a fold.
+       the test, at a third of the cost or less. Not with a fixed kernel of observations, or with
+       fewer than 200 pairs in a fold.
     4. The four shares of a `ReadoutFilter` are those of least error in held-out runs. They are
        used if left-out folds have less error by them in runs from the true state, and if runs
        from the marginal do not lose much. Not with a fixed kernel of observations. `filt.base` is
