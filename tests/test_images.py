@@ -158,19 +158,24 @@ def test_images_of_a_filter_are_mapped_where_beliefs_are_tested(untrained_maps):
 def test_a_test_of_beliefs_must_earn_its_place(monkeypatch, untrained_maps, error, begun, chosen):
     """It may lose a tenth of the error without memory, here 1, in runs from the true state, .5."""
 
-    def mean_of_folds(setting, folds, values):
+    def mean_of_folds(setting, folds, values, filters):
+        assert filters == [learned if setting.tested else None] * 5
         if setting.tested:
             found = [0.2, begun, 3 * error - begun - 0.2, begun, 1.0]
             return np.array(found), (jnp.ones((1, 3, 2, 2)),) * 4
         return np.array([0.5, 0.5, 2.0, 0.5, 3.0]), (jnp.zeros((1, 3, 2, 2)),) * 4
 
     monkeypatch.setattr(_candidates, "_mean_of_folds", mean_of_folds)
+    learned = kbr.fit_filter(
+        None, None, jnp.eye(3), jnp.eye(3), regularizer=1.0, posterior_regularizer=1.0
+    )
+    monkeypatch.setattr(_candidates, "_fitted", lambda *_: learned)
     monkeypatch.setattr(_candidates, "LEAST", 50)
     states, images, _ = (jnp.asarray(part) for part in lamps())
     one, regression = jnp.asarray(1.0), (kbr.Gaussian(0.5), 1e-3)
     setting = _filter.Setting(one, one, None, None, None, "pairs", one, regression)
     folds = _folds.make_folds(states, images, regression)
-    found, seen, runs = _candidates.recovering(setting, folds, {})
+    found, seen, runs, _ = _candidates.recovering(setting, folds, {})
     assert found.tested == chosen
     assert seen.codes.shape[-1] == _maps.LEADING + 8 * chosen
     close(runs[0], jnp.full((1, 3, 2, 2), float(chosen)))

@@ -241,14 +241,15 @@ def test_a_lost_stretch_costs_what_one_without_memory_does():
     def setting(lost):
         return _candidates.Setting(*scales, None, None, None, "pairs", lost=jnp.asarray(lost))
 
-    runs = np.asarray(_candidates._runs(setting(np.inf), values, fold)[0])
+    filt = _candidates._fitted(setting(np.inf), values, fold)
+    runs = np.asarray(_candidates._runs(setting(np.inf), values, fold, filt)[0])
     right, begun = (errors.mean(1) for errors in runs[:2])
     wrong = runs[2][:, runs[2].shape[1] // 4 :].mean(1)
     assert begun.mean() < right.mean() and begun.mean() < wrong.mean()
     lost = np.median([right, begun, wrong])
-    for limit in (np.inf, lost):
+    for limit, given in ((np.inf, None), (lost, filt)):
         kinds = np.minimum([right, begun, wrong], limit).mean(1)
-        found = _candidates.judge(setting(limit), fold, values)[0]
+        found = _candidates.judge(setting(limit), fold, values, given)[0]
         close(found, np.array([*kinds, begun.mean(), wrong.mean()]), 1e-8)
         close(_candidates.score(found), kinds.prod() ** (1 / 3), 1e-8)
 
@@ -290,20 +291,25 @@ def test_a_belief_in_folds_is_tested_by_all_coordinates():
     """They may be as few as the kernel sees."""
     states, seen = walk(150, 4)
     regression, one = (kbr.Gaussian(0.4), 1e-3), jnp.asarray(1.0)
-    fold = jax.tree.map(lambda leaf: leaf[0], _folds.make_folds(states, seen[:, :2], regression))
+    folds = _folds.make_folds(states, seen[:, :2], regression)
+    fold = jax.tree.map(lambda leaf: leaf[0], folds)
     assert fold.leading == fold.codes.shape[-1]
     values = dict(zip(_filter.RANGES, jnp.array([0.4, 0.3, 1e-3, 1e-4, 0.1]), strict=True))
     setting = _candidates.Setting(one, one, None, None, None, "pairs", one, regression, tested=True)
     filt = _candidates._of_fold(setting, values, fold)
     assert isinstance(filt, kbr.filtering.CusumRestartFilter)
     close(filt.features(fold.codes[0]), fold.codes[0], 0.0)
+    weights = _candidates.beliefs(setting, folds, values, len(fold.states), [filt] * 5)
+    run = kbr.run_filter(filt, fold.queries[0])
+    close(weights[0, : len(fold.queries[0])], run.weights, 1e-8)
 
 
 def test_a_given_kernel_of_observations_sees_them_as_they_are(monkeypatch):
     values = dict(zip(_filter.RANGES, jnp.array([0.4, 1.0, 1e-3, 1e-4, 0.1]), strict=True))
     monkeypatch.setattr(_filter, "_best", lambda *_: values)
     monkeypatch.setattr(_filter, "_tuned", lambda setting, folds, values, fixed: values)
-    monkeypatch.setattr(_filter, "recovering", lambda setting, folds, _: (setting, folds, None))
+    monkeypatch.setattr(_filter, "recovering", lambda setting, folds, _: (setting, folds, None, ()))
+    monkeypatch.setattr(_filter, "beliefs", lambda *_: None)
     monkeypatch.setattr(_filter, "_report", lambda *_: Report({}, {}, {}, ()))
     states, seen = walk(200, 5)
     kernel = kbr.Gaussian(jnp.array([0.5, 0.5, 100.0]))
@@ -328,7 +334,8 @@ def test_a_given_kernel_of_observations_sees_them_as_they_are(monkeypatch):
 def test_held_out_beliefs_use_the_same_share_of_pairs_as_the_filter(monkeypatch):
     one, used = jnp.ones(()), []
 
-    def kept(setting, fold, values):
+    def kept(setting, fold, values, tested):
+        assert tested is None and not setting.tested
         used.append(setting.active)
         return jnp.zeros((1, 1))
 
@@ -337,8 +344,8 @@ def test_held_out_beliefs_use_the_same_share_of_pairs_as_the_filter(monkeypatch)
     states, seen = walk(200, 3)
     folds = _folds.make_folds(states, seen, None)
     pairs = folds.states.shape[1]
-    _candidates.beliefs(setting, folds, {}, 2 * pairs)
-    _candidates.beliefs(setting, folds, {}, 1000 * pairs)
+    for total in (2 * pairs, 1000 * pairs):
+        _candidates.beliefs(setting, folds, {}, total, [None] * 5)
     assert used == [_candidates.ACTIVE // 2] * 5 + [1] * 5
 
 

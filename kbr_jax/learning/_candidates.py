@@ -1,7 +1,8 @@
 """One candidate for a filter: how it is fitted, and how it is judged on held-out stretches."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -111,10 +112,10 @@ def gap(length: int) -> Array:
 
 def _of_fold(setting: Setting, values: dict, fold: Fold) -> AbstractFilter:
     """A candidate, from what one split learns from."""
-    views = None
-    if fold.leading is not None:
-        others = None if fold.images is None else fold.leading
-        views = (lambda code: code[: fold.leading]), (lambda code: code[others:])
+    leading, views = fold.leading, None
+    if leading is not None:
+        others = None if fold.images is None else leading
+        views = (lambda code: code[:leading]), (lambda code: code[others:])
     return setting.fit(values, (fold.states, fold.codes, fold.successors), views)
 
 
@@ -127,13 +128,17 @@ class _Kept(eqx.Module):
         return self.estimate(output), self.estimate.filt.mean(output.predicted), output.weights
 
 
-def _runs(setting: Setting, values: dict, fold: Fold) -> Runs:
+#: A program of its own: learning a test of the belief takes long to compile.
+_fitted = eqx.filter_jit(_of_fold)
+
+
+def _runs(setting: Setting, values: dict, fold: Fold, filt: AbstractFilter) -> Runs:
     """Three runs, in one batch.
 
     They start from the marginal, with a gap; from the true state; and from a wrong belief, with
     other noise.
     """
-    filt, kernel = _of_fold(setting, values, fold), setting.kernel(values)
+    kernel = setting.kernel(values)
     count, length = fold.truth.shape[:2]
     marginal = jax.tree.map(
         lambda leaf: jnp.broadcast_to(leaf, (count, *leaf.shape)), init_filter(filt)
@@ -160,15 +165,17 @@ def _runs(setting: Setting, values: dict, fold: Fold) -> Runs:
 
 
 @eqx.filter_jit
-def judge(setting: Setting, fold: Fold, values: dict) -> tuple[Float[Array, "5"], Runs]:
-    """Mean errors of one fold, and its runs.
+def judge(
+    setting: Setting, fold: Fold, values: dict, filt: AbstractFilter | None
+) -> tuple[Float[Array, "5"], Runs]:
+    """Mean errors of one fold, and its runs. A filter that is not given is fitted.
 
     The errors are those of the three kinds of runs, then without a bound those from the true state
     and from a wrong belief. A wrong belief has a quarter of a stretch to come back. A stretch costs
     no more than an estimate without memory: where states look alike nothing in a stretch may tell
     them apart, and a filter that forgets what it knew would else win.
     """
-    runs = _runs(setting, values, fold)
+    runs = _runs(setting, values, fold, _of_fold(setting, values, fold) if filt is None else filt)
     right, begun, wrong = runs[0]
     wrong = wrong[:, wrong.shape[1] // 4 :]
     stretches = jnp.stack([jnp.mean(errors, axis=1) for errors in (right, begun, wrong)])
@@ -192,59 +199,72 @@ def judged(setting: Setting, folds: Fold, values: dict, limit: float = np.inf) -
     """The score over all folds; a number above `limit`, without the other folds, where it is."""
     total, count = np.zeros(5), folds.truth.shape[0]
     for index in range(count):
-        total += np.asarray(judge(setting, take(folds, index), values)[0], float)
+        total += np.asarray(judge(setting, take(folds, index), values, None)[0], float)
         if not float(score(total / count)) <= limit:
             break
     return float(score(total / count))
 
 
 @eqx.filter_jit
-def _beliefs(setting: Setting, fold: Fold, values: dict) -> Float[Array, "b n"]:
+def _beliefs(
+    setting: Setting, fold: Fold, values: dict, tested: AbstractFilter | None
+) -> Float[Array, "b n"]:
     filt = _of_fold(setting, values, fold)
+    if tested is not None:
+        filt = eqx.tree_at(lambda f: f.base, tested, filt)
     weights = jax.vmap(lambda o: run_filter(filt, o).weights)(fold.queries)
     return weights.reshape(-1, weights.shape[-1])
 
 
-def beliefs(setting: Setting, folds: Fold, values: dict, total: int) -> Float[Array, "k b n"]:
+def beliefs(
+    setting: Setting, folds: Fold, values: dict, total: int, tested: Sequence[Any]
+) -> Float[Array, "k b n"]:
     """Beliefs of runs from the marginal, without a gap.
+
+    `tested` are the filters of the folds where these have a test of the belief, else None.
 
     Bayes' rule uses the same share of the pairs as in a filter of all `total` pairs. With the same
     number it cuts less off from a belief of a fold, which has fewer pairs, than from one of the
     filter, whose regions are then too small. In eight samples of the rotation dynamics (a), T =
     800, regions of 80 % held .73 of the true states, and hold .78 with the same share.
     """
-    count, size_of_fold = folds.truth.shape[0], folds.states.shape[1]
-    active = max(1, round(setting.active * size_of_fold / total))
-    setting = dataclasses.replace(setting, active=active)
-    return jnp.stack([_beliefs(setting, take(folds, index), values) for index in range(count)])
+    active = max(1, round(setting.active * folds.states.shape[1] / total))
+    setting = dataclasses.replace(setting, active=active, tested=False)
+    return jnp.stack(
+        [_beliefs(setting, take(folds, i), values, one) for i, one in enumerate(tested)]
+    )
 
 
-def recovering(setting: Setting, folds: Fold, values: dict) -> tuple[Setting, Fold, Runs]:
+def recovering(
+    setting: Setting, folds: Fold, values: dict
+) -> tuple[Setting, Fold, Runs, Sequence[AbstractFilter | None]]:
     """Add a test of the belief unless the held-out runs become worse by it.
 
     Worse is a greater arithmetic mean over the kinds of runs: lost stretches are what a test is
     for. A belief that comes back by itself needs none. Of images the folds get the coordinates that
     the test sees.
 
-    **Returns:** the setting, its folds, and its runs in all folds.
+    **Returns:** the setting, its folds, its runs in all folds, and its filters where it is tested.
     """
-    (*kinds, right, wrong), runs = _mean_of_folds(setting, folds, values)
-    lost, without = float(setting.lost), (setting, folds, runs)
+    nothing = [None] * folds.truth.shape[0]
+    (*kinds, right, wrong), runs = _mean_of_folds(setting, folds, values, nothing)
+    lost, without = float(setting.lost), (setting, folds, runs, nothing)
     if wrong <= lost or folds.leading is None or folds.states.shape[1] < LEAST:
         return without
     if folds.images is not None and setting.regression is not None:
         folds = with_image_codes(setting.regression, folds)
     setting = dataclasses.replace(setting, tested=True)
-    (*found, begun, _), runs = _mean_of_folds(setting, folds, values)
+    tested = [_fitted(setting, values, take(folds, i)) for i in range(len(nothing))]
+    (*found, begun, _), runs = _mean_of_folds(setting, folds, values, tested)
     worse = np.mean(found) > np.mean(kinds) + SAME * lost or begun > right + LOSS * lost
-    return without if worse else (setting, folds, runs)
+    return without if worse else (setting, folds, runs, tested)
 
 
-def _mean_of_folds(setting: Setting, folds: Fold, values: dict) -> tuple[np.ndarray, Runs]:
+def _mean_of_folds(
+    setting: Setting, folds: Fold, values: dict, filters: Sequence[AbstractFilter | None]
+) -> tuple[np.ndarray, Runs]:
     """Mean errors over all folds, and all runs."""
-    count = folds.truth.shape[0]
-    errors, runs = zip(
-        *(judge(setting, take(folds, index), values) for index in range(count)), strict=True
-    )
+    found = (judge(setting, take(folds, i), values, one) for i, one in enumerate(filters))
+    errors, runs = zip(*found, strict=True)
     runs = jax.tree.map(lambda *leaves: jnp.stack(leaves), *runs)
     return np.mean([np.asarray(error, float) for error in errors], axis=0), runs

@@ -184,8 +184,8 @@ def learn_filter(
     **Returns:** the filter, and its `Report` with the errors of ridge regression and of persistence
     on the same stretches. The filter was chosen on these stretches, the rivals were not: on new
     data its error is larger. The filter takes observations as they are. Cost: a minute for 2 000
-    pairs of a few coordinates on two cores, two where held-out runs stay lost, three for images.
-    Half of it is compilation. While it chooses it learns from at most 1 000 pairs.
+    pairs of a few coordinates on two cores, two for images and where held-out runs stay lost. Half
+    of it is compilation. While it chooses it learns from at most 1 000 pairs.
 
     **Raises:** `ValueError` for fewer than 50 steps, samples of other kinds, an unknown parameter.
     """
@@ -220,14 +220,15 @@ def learn_filter(
         values = _best(setting, folds, step, fixed, bar)
         values = _tuned(setting, folds, values, fixed)
         bar.update(STEPS)
-        setting, folds, runs = recovering(setting, folds, values)
+        setting, folds, runs, tested = recovering(setting, folds, values)
     views = readout = None
     triples = take(triple[:2], spread(total, MAPPED))
     if chosen is not None:
         function = fit_discriminant_map(chosen, *triples)
         views = _views(setting, chosen, function, *triples)
         readout = learn_readout(setting, folds, runs)
-    report = _report(setting, folds, values, runs, readout, rivals, total)
+    weights = beliefs(setting, folds, values, total, tested)
+    report = _report(setting, folds, values, runs, weights, readout, rivals)
     filt = _fit(setting, values, triple, views)
     if chosen is not None and not (readout is None and decode is None):
         filt = with_readout(setting, filt, readout, function, triples)
@@ -275,7 +276,7 @@ def _tuned(setting: Setting, folds: Fold, values: dict, fixed: dict) -> dict:
 
 def _loss(setting: Setting, folds: Fold, values: dict, free: dict) -> Float[Array, ""]:
     """The score in one program, for gradients."""
-    errors = jax.vmap(lambda fold: judge(setting, fold, {**values, **free})[0])(folds)
+    errors = jax.vmap(lambda fold: judge(setting, fold, {**values, **free}, None)[0])(folds)
     return score(jnp.mean(errors, axis=0))
 
 
@@ -284,9 +285,9 @@ def _report(
     folds: Fold,
     values: dict,
     runs: Runs,
+    weights: Array,
     readout: Readout | None,
     rivals: dict[str, Array],
-    total: int,
 ) -> Report:
     right, wrong = runs[0][:, 0], runs[0][:, 2]
     seen = np.asarray(gap(right.shape[-1]))
@@ -306,7 +307,6 @@ def _report(
     limit = np.quantile(np.asarray(right), 0.9)
     ends = np.asarray(wrong[..., -max(1, wrong.shape[-1] // 10) :]).mean(-1)
     flat = truth.reshape(truth.shape[0], -1, *truth.shape[3:])
-    weights = beliefs(setting, folds, values, total)
     temperature, held = calibrated(setting.kernel(values), folds.states, weights, flat)
     return Report(
         chosen={
