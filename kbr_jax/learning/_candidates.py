@@ -27,7 +27,11 @@ from ._folds import MAPPED, Fold, spread, with_image_codes
 from ._maps import Regression
 from ._report import errors_of
 
-#: Landmarks of the states, and prior weights that Bayes' rule uses.
+#: Landmarks of the states, and prior weights that Bayes' rule uses. With 200 weights the error on
+#: the rotation dynamics is 3 % less (a) and 1 % less (b) for T = 800, and the same within 1 % for
+#: T = 200 and 400. On three folds of a rat's spikes it is 3 to 4 % greater, though 100 weights have
+#: half of the prior's mass there. Held-out errors do not tell: they differ by less than 1 % in 27
+#: of 30 cases. With 300 landmarks the rotation is the same.
 RANK, ACTIVE = 150, 100
 #: Pairs that a test of the belief needs. Shares of the error without memory that all runs together
 #: may lose by it, which is rounding, and those from the true state: in the look-alike room at
