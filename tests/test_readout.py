@@ -125,6 +125,13 @@ def test_one_update(count):
             assert jnp.all(jnp.isfinite(slopes))
 
 
+def test_an_observation_beyond_the_reach_of_the_kernel_counts_as_missing():
+    filt, far = readout(), NEW.at[4].set(1e3)
+    run, hidden = kbr.run_filter(filt, far), kbr.run_filter(filt, NEW, observed=np.arange(10) != 4)
+    assert run.predictive_value[4] == 0
+    close(kbr.state_mean(filt, run), kbr.state_mean(filt, hidden))
+
+
 def test_without_an_observation_nothing_is_corrected():
     filt, observed = readout(), np.arange(10) != 4
     hidden = NEW.at[4].set(jnp.nan)

@@ -196,8 +196,9 @@ def coefficient_matrix(
     identity = jnp.eye(root.shape[0], dtype=gram.dtype)
     scaled = root[:, None] * gram[:-1, :-1] * root[None, :] + ridge * identity
     # The pseudo-inverse is what the limit of lambda to 0 means where embeddings are linearly
-    # dependent.
-    cutoff = 10 * root.shape[0] * float(jnp.finfo(gram.dtype).eps)
+    # dependent. With a ridge no eigenvalue is 0, and small ones decide the leave-one-out errors.
+    eps = jnp.finfo(gram.dtype).eps
+    cutoff = jnp.where(ridge > 0, eps, 10 * root.shape[0] * eps).astype(gram.dtype)
     inverse = pseudo_inverse(scaled, cutoff)
     return root[:, None] * (inverse + inverse.T) / 2 * root[None, :]
 

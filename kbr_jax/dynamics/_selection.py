@@ -111,7 +111,8 @@ def leave_one_out_errors(
     **Returns:** `[T - 1]`. Cost O(T^3). **Raises:** `ValueError` for a regularizer of 0 and a
     Gram matrix of less than full rank (outside `jit`).
     """
-    if is_concrete(model.regularizer) and float(model.regularizer) == 0:
+    concrete = is_concrete(model.regularizer) and is_concrete(model.gram)
+    if concrete and float(model.regularizer) == 0:
         gram = np.asarray(model.gram)[:-1, :-1]
         if np.linalg.matrix_rank(gram, hermitian=True) < gram.shape[0]:
             raise ValueError(

@@ -37,7 +37,8 @@ class ReadoutFilter(AbstractWrappedFilter):
     one point.
 
     `FilterOutput.correction` is $\hat s_t$ less the mean of the belief. Where there is no
-    observation, as in a prediction, $\hat s_t$ is $m_t$. Beliefs and predictions are those of
+    observation, as in a prediction, or where it counts as missing (`predictive_value` 0), $\hat
+    s_t$ is $m_t$. Beliefs and predictions are those of
     `base`. Cost of a step: that of `base`, plus O(n (k + d) d + min(k, d)^3), states of d numbers.
     `learn_filter` fits it.
 
@@ -89,7 +90,8 @@ class ReadoutFilter(AbstractWrappedFilter):
         found = jnp.tensordot(self.shares, parts, 1, precision=HIGHEST) + self.intercept
         found = found + jnp.tensordot(z, self.slopes, 1, precision=HIGHEST)
         found = decoded(self.decode, found)
-        correction = jnp.where(observed, found, mean) - own
+        made = observed & (output.predictive_value != 0)
+        correction = jnp.where(made, found, mean) - own
         return state, dataclasses.replace(output, correction=correction)
 
     def init(self, prior: Any) -> Any:

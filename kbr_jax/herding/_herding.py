@@ -23,7 +23,8 @@ Rule = Literal["greedy", "chen2010", "line-search", "min-norm-point", "sbq"]
 class HerdingResult(eqx.Module):
     r"""What herding chose: an `embedding` of m points, in order of choice.
 
-    - `index`: `[m]`, positions among the candidates; a point may be chosen again. None in
+    - `index`: `[m]`, positions among the candidates; a point may be chosen again. Steps of "sbq"
+      and "min-norm-point" that find no new point hold position 0, with weight 0. None in
       continuous space.
     - `objective`: `[m]`, $|\eta - \mu_k|^2 - |\eta|^2$ after k points; add `squared_norm(eta)` for
       the squared distance.
