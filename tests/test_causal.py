@@ -13,6 +13,7 @@ from helpers import check_gradient, closeness, gaussian
 import kbr_jax as kbr
 from kbr_jax import causal
 from kbr_jax.causal._stages import FOLDS, RIDGES, cross_fitted, feature_map, regress
+from kbr_jax.causal._units import outcome_targets
 
 RNG = np.random.default_rng(0)
 AFFINE = kbr.Polynomial(degree=1)
@@ -392,6 +393,7 @@ def test_moment_bridge_is_the_formula():
     at = gaussian(doses, a, 1.0) * gaussian(w, w, 1.5).mean(0)
     curve = at @ found[:n] + found[n]
     close(kbr.mean(causal.intervene(bridge, jnp.asarray(doses))), curve, 1e-5)
+    assert np.isnan(bridge.explained).tolist() == [True, False]
 
 
 def test_ridge_has_the_least_error_of_units_left_out():
@@ -535,9 +537,10 @@ def test_doses_of_any_kind():
     for model in all_models(*twice):
         assert bool(jnp.all(jnp.isfinite(curve(model, a[:2]))))
     labels = (y > 0).astype(int)
-    bridge = causal.fit_outcome_bridge(a, w, z, labels)
-    shares = kbr.embedding.probabilities(causal.intervene(bridge, a[:2]))
-    close(jnp.sum(shares, axis=-1), 1)
+    assert outcome_targets(kbr.Delta(), labels, 30, None).shape == (40, 2)
+    for fit in (causal.fit_outcome_bridge, causal.fit_treatment_bridge):
+        shares = kbr.embedding.probabilities(causal.intervene(fit(a, w, z, labels), a[:2]))
+        close(jnp.sum(shares, axis=-1), 1)
 
 
 def test_strength_of_an_instrument():

@@ -113,10 +113,12 @@ def test_values_that_repeat_stay_where_they_are(fast):
     np.testing.assert_array_equal(forecast(jnp.asarray([0.3])).points, counts)
 
 
-def test_exact_functions_and_vectors(fast):
+def test_exact_functions_and_vectors(fast, monkeypatch):
+    monkeypatch.setattr(_forecast, "PAIRS", N // 2)
     x, _ = pairs(N)
     y = jnp.asarray(np.concatenate([x, x**2], axis=1))
-    forecast, _ = learn_forecast(jnp.asarray(x), y, progress=False)
+    forecast, report = learn_forecast(jnp.asarray(x), y, progress=False)
+    assert f"The rivals have seen {N // 2} pairs, the forecast {N}." in report.notes
     found = kbr.mean(forecast(jnp.asarray([0.5])))
     np.testing.assert_allclose(found, [0.5, 0.25], atol=0.05)
     with pytest.raises(ValueError, match="one point"):

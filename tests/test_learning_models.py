@@ -331,6 +331,17 @@ def test_features_of_few_steps_are_trained():
     assert course.step > 0 or jax.tree.all(jax.tree.map(np.array_equal, found, start))
 
 
+def test_rivals_of_a_posterior_read_y_in_units_and_a_prior_of_integers(fast):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=100)
+    y = np.stack([x + 0.1 * rng.normal(size=100), 100 * rng.normal(size=100)], axis=1)
+    fixed = {"bandwidth_x": 0.3, "regularizer": 1e-3, "posterior_regularizer": 1e-4}
+    _, report = kbr.learn_posterior(
+        x, y, prior=np.array([-1, 0, 1]), progress=False, bandwidth_y=0.3, **fixed
+    )
+    assert report.errors["nearest neighbors"][0] < 0.5 * report.errors["prior"][0]
+
+
 @pytest.mark.parametrize("prior", [0.0508, 0.0])
 def test_a_prior_narrower_than_the_spacing(prior, fast):
     rng = np.random.default_rng(0)

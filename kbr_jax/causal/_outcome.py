@@ -35,7 +35,8 @@ class OutcomeBridge(AbstractCausalModel):
     - `proxies`: features of w; `population`: their mean over the sample.
     - `regularizers`: the ridges, of the first stage (0 without one) and of the second.
     - `explained`: the shares of variance that the stages explain of points left out, of the proxy w
-      and of y. A first share near 0 says that z tells nothing about w: no bridge can be found.
+      and of y. A first share near 0 says that z tells nothing about w: no bridge can be found. It
+      is NaN for `fit_moment_bridge`, which has no first stage.
     """
 
     features: LandmarkFeatures
@@ -120,8 +121,9 @@ def fit_outcome_bridge(
       squared error of a Gaussian kernel, and it extrapolates by constants.
     - `rank`: features of each variable at most (static); n or more is exact.
     - `regularizers`: of the first and the second stage; None chooses, also one of them.
-    - `cross_fit`: whether the first stage predicts in folds (static). Without it, linear
-      kernels with vanishing ridges give two-stage least squares.
+    - `cross_fit`: whether the first stage predicts in folds (static). Without it, kernels
+      `Polynomial(degree=1)` with vanishing ridges give two-stage least squares. `Linear` holds no
+      constant: multiplied with the kernel of a, it leaves the dose no effect of its own.
     - `mask`: `[n]`, False where a unit is padding.
 
     **Returns:** an `OutcomeBridge` for `intervene`. Cost O(n r^2 + r^3).
@@ -206,7 +208,6 @@ def fit_moment_bridge(
     tests = feature_map(kernel, (data.a, data.z), rank, data.mask)
     targets = outcome_targets(data.kernel_y, data.y, rank, data.mask).astype(proxies.dtype)
     fit, ridge, explained = _moments(features, tests, targets, fixed)
-    nothing = jnp.zeros_like(ridge)
     return OutcomeBridge(
         features=features,
         fit=fit,
@@ -214,8 +215,8 @@ def fit_moment_bridge(
         population=proxies.mean_coordinates(),
         kernel_y=data.kernel_y,
         y=data.y,
-        regularizers=jnp.stack([nothing, ridge]),
-        explained=jnp.stack([nothing, explained]),
+        regularizers=jnp.stack([jnp.zeros_like(ridge), ridge]),
+        explained=jnp.stack([jnp.full_like(explained, jnp.nan), explained]),
     )
 
 

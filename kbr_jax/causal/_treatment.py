@@ -129,7 +129,8 @@ def fit_treatment_bridge(
     dose has .3 standard deviations: weights follow the density of the doses.
 
     **Returns:** a `TreatmentBridge` for `intervene`; the weights are made to sum to 1 by the
-    marginal of y. Cost O(n r^2 + r^3), and O(n r) more memory for each coordinate of y.
+    marginal of y. Cost O(n r^2 + r^3), and O(n r) more memory for each coordinate or label
+    of y.
 
     On the grade retention data its error is several times that of `fit_outcome_bridge`. It is the
     other half of `doubly_robust`.

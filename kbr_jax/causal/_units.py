@@ -4,6 +4,7 @@ from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 
 from .._checks import (
     as_mask,
@@ -11,6 +12,7 @@ from .._checks import (
     as_regularizer,
     check_finite,
     in_one_precision,
+    is_concrete,
     is_float,
     size,
     without_padding,
@@ -124,7 +126,9 @@ def outcome_targets(
 ) -> Float[Array, "n t"]:
     """What a regression of y predicts: real y in units of their spread, or features of labels."""
     if not hasattr(y, "dtype") or not is_float(y):
-        return feature_map(kernel, y, rank, mask).matrix
+        found = feature_map(kernel, y, rank, mask).matrix
+        # Few labels need few of the landmarks: the other columns are 0.
+        return found[:, np.any(np.asarray(found) != 0, axis=0)] if is_concrete(found) else found
     return in_units(y.reshape(y.shape[0], -1), mask)
 
 

@@ -132,7 +132,8 @@ def change_points(
     a stretch without changes, or segment the residuals of a model.
 
     **Raises:** `ValueError` for NaN, for fewer than `2 min_length` points, where T points do not
-    suffice for `max_changes`, and without a `penalty` for fewer than 12 points.
+    suffice for `max_changes`, and for fewer than 12 points without a `penalty` or a `max_changes`
+    above 1.
 
     **Example:**
 

@@ -1,5 +1,6 @@
 r"""Forecasts of real y at a new x: conditional embeddings of a location, a scale and a shape."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -131,7 +132,11 @@ def learn_forecast(
     bandwidth = fit_bandwidth(best.forecasts, best.happened)
     forecast = Forecast(forecast.location, *kept, bandwidth)
     scores = {form: np.asarray(held[form].scores) for form in ordered}
-    return forecast, _report(reports[0], scores, best.levels)
+    report = _report(reports[0], scores, best.levels)
+    if size(x) > PAIRS:
+        seen = f"The rivals have seen {PAIRS} pairs, the forecast {size(x)}."
+        report = dataclasses.replace(report, notes=(*report.notes, seen))
+    return forecast, report
 
 
 def repeats(y: Float[Array, "n *d"]) -> bool:

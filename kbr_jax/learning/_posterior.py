@@ -11,6 +11,7 @@ import optax
 from .._checks import (
     as_points,
     as_positive,
+    as_real,
     check_alike,
     check_finite,
     check_same_size,
@@ -232,7 +233,7 @@ def learn_posterior(
 def _as_prior(prior: Any, kernel: AbstractKernel, x: Points) -> Embedding:
     if isinstance(prior, Embedding):
         return prior
-    points = x if prior is None else check_finite(as_points(prior, "prior"), "prior")
+    points = x if prior is None else as_real(check_finite(as_points(prior, "prior"), "prior"), x)
     check_alike(points, "prior", x, "x")
     count = size(points)
     return Embedding(kernel, points, jnp.full(count, 1 / count))
@@ -274,7 +275,8 @@ def _report(setting: _Setting, data: _Data, values: dict) -> Report:
     alone = alone / alone.sum(1, keepdims=True)
     scores = {"posterior": energy_scores(matrix, weights)}
     if is_real(data.y):
-        unlike = distances(data.y, data.y)
+        rows = data.y / coordinate_scale(data.y)
+        unlike = distances(rows, rows)
         near = [neighbors(unlike, k, shares) for k in NEIGHBORS if k < n]
         scores["nearest neighbors"] = min(
             (energy_scores(matrix, w) for w in near), key=lambda s: shares @ s
