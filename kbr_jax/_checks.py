@@ -307,18 +307,17 @@ def as_float(value: ArrayLike) -> Float[Array, "..."]:
     """`value` as a floating-point array; integers and booleans in the default precision."""
     with known(value):
         array = jnp.asarray(value)
-        # The cast also drops the weak type of Python numbers, which would compile each program
-        # twice.
+        # The cast drops the weak type of Python numbers too: one program, not two.
         return array.astype(array.dtype if jnp.issubdtype(array.dtype, jnp.floating) else float)
 
 
-def as_regularizer(value: ArrayLike, name: str, dtype: jnp.dtype) -> Float[Array, ""]:
+def as_regularizer(value: ArrayLike, name: str, dtype: Any, power: int = 1) -> Float[Array, ""]:
     """A positive scalar in the dtype of the computation; a warning where that cannot hold it."""
-    found = as_positive(value, name, scalar=True)
-    if is_concrete(found) and float(found) < jnp.finfo(dtype).eps:
+    found, least = as_positive(value, name, scalar=True), float(jnp.finfo(dtype).eps) ** power
+    if is_concrete(found) and float(found) < least:
         warn(
             f"`{name}` = {float(found):.1e} is below the rounding of {jnp.dtype(dtype).name} "
-            f"({jnp.finfo(dtype).eps:.0e}) and acts like 0: take a larger one, or float64."
+            f"({least:.0e}) and acts like 0: take a larger one, or float64."
         )
     return found.astype(dtype)
 

@@ -14,6 +14,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from ._checks import as_points
 from .embedding import density, mean, quantile
 from .learning import learn_conditional, learn_forecast
 from .learning._forecast import located_forecast
@@ -39,6 +40,11 @@ class _Estimator(BaseEstimator):
     def _checked(self, X: Any) -> Any:
         check_is_fitted(self)
         return validate_data(self, X, reset=False)
+
+
+def _points(values: Any, name: str) -> jax.Array:
+    """Real numbers in the default precision; a warning where they lose digits by it."""
+    return as_points(np.asarray(values, float), name)  # pyright: ignore[reportReturnType]
 
 
 def _each(function: Callable, fitted: Any, x: Any) -> np.ndarray:
@@ -92,7 +98,7 @@ class ConditionalEmbeddingRegressor(RegressorMixin, _Estimator):
     def fit(self, X: Any, y: Any) -> "ConditionalEmbeddingRegressor":
         """Fit to n rows of X `[n, p]` and y `[n]` or `[n, d]`."""
         X, y = validate_data(self, X, y, multi_output=True, y_numeric=True)
-        x, targets, self.report_ = jnp.asarray(X, float), jnp.asarray(y, float), None
+        x, targets, self.report_ = _points(X, "X"), _points(y, "y"), None
         if self._given():
             self.forecast_ = located_forecast(
                 lambda values: fit_conditional(
@@ -140,7 +146,7 @@ class ConditionalEmbeddingClassifier(ClassifierMixin, _Estimator):
         self.classes_, numbers = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError("`y` must hold at least 2 classes; it holds one class.")
-        x, labels, self.report_ = jnp.asarray(X, float), jnp.asarray(numbers, jnp.int32), None
+        x, labels, self.report_ = _points(X, "X"), jnp.asarray(numbers, jnp.int32), None
         if self._given():
             self.model_ = fit_conditional(
                 self.kernel, None, x, labels, regularizer=self.regularizer

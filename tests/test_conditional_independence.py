@@ -242,6 +242,18 @@ def test_parts_of_a_tuple_may_stand_in_any_order():
         np.testing.assert_allclose(getattr(first, name), getattr(second, name), rtol=1e-6)
 
 
+def test_labels_of_many_values_are_all_told_apart():
+    z = jnp.asarray(np.random.default_rng(0).permutation(300) % 40)
+    rows = jnp.arange(200)
+    count = _conditional._components((z, jnp.ones(300)), 200)
+    numbers = np.asarray(_conditional._numbers(z, rows, jnp.float64, count))
+    indicators = np.eye(40)[np.asarray(z)]
+    indicators = indicators - indicators.mean(0)
+    fitted = numbers @ np.linalg.lstsq(numbers, indicators, rcond=None)[0]
+    assert count == 40
+    assert np.abs(fitted - indicators).max() < 1e-6
+
+
 def test_lists_and_landmarks():
     z, a, b = np.random.default_rng(0).normal(size=(3, 40))
     options = {"key": jax.random.key(0), "num_draws": 50, "landmarks": 20}

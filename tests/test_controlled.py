@@ -160,12 +160,14 @@ def test_filter_and_smoother(landmarks, estimator):
     close(kbr.predict(filt, run, 2, controls=inputs[3:5]).weights[3], ahead.weights)
 
 
-def test_an_input_that_never_changes_is_a_transition_without_inputs():
+@pytest.mark.parametrize("width", [H_S, 0.6 * H_S])
+def test_an_input_that_never_changes_is_a_transition_without_inputs(width):
     s, s_next, o = (jnp.asarray(points) for points in (STATES[:-1], STATES[1:], OBSERVED))
     ks, ko = kbr.Gaussian(H_S), kbr.Gaussian(H_O)
     emission = kbr.fit_conditional(ks, ko, s, o, regularizer=EPSILON)
-    plain = kbr.fit_conditional(ks, ks, s, s_next, regularizer=EPSILON)
-    pairs, kernel = (s, jnp.zeros(T, int)), kbr.TensorProduct((ks, kbr.Delta()))
+    own = kbr.Gaussian(width)  # of the transition
+    plain = kbr.fit_conditional(own, ks, s, s_next, regularizer=EPSILON)
+    pairs, kernel = (s, jnp.zeros(T, int)), kbr.TensorProduct((own, kbr.Delta()))
     driven = kbr.fit_conditional(kernel, ks, pairs, s_next, regularizer=EPSILON)
     filters = [
         kbr.KernelBayesFilter(emission, transition, regularizer=DELTA)
@@ -210,6 +212,13 @@ def test_moments_with_inputs_equal_the_sample():
         m.fit_conditional(m.collect_moments(maps, pairs, s_next), regularizer=RIDGE),
         **options,
     )
+    other = kbr.TensorProduct((kbr.Gaussian(0.6 * H_S), ku))
+    with pytest.raises(ValueError, match="Moments know beliefs in one kernel"):
+        kbr.KernelBayesFilter(
+            moments.emission,
+            kbr.fit_conditional(other, ks, pairs, s_next, regularizer=RIDGE, landmarks_y=ls),
+            **options,
+        )
     inputs, mask = jnp.asarray(INPUTS), jnp.asarray(MASK)
     runs = [
         kbr.run_filter(filt, jnp.asarray(GAPS), controls=inputs, observed=mask)

@@ -353,6 +353,23 @@ def test_gradients_are_finite(landmarks):
         assert float(gradient) != 0
 
 
+def test_what_is_below_the_rounding_of_a_square():
+    prior = kbr.embed(KERNEL, X)
+    kbr.bayes_rule(MODEL, prior, Y[0], regularizer=1e-9)
+    with pytest.warns(UserWarning, match="below the rounding of float32"):
+        kbr.bayes_rule(MODEL, prior, Y[0], regularizer=1e-9, estimator="importance")
+    with pytest.warns(UserWarning, match="below the rounding of float32"):
+        kbr.bayes_rule(MODEL, prior, Y[0], regularizer=1e-15)
+
+
+def test_estimators_of_scikit_learn_warn_of_lost_digits():
+    seconds = 1.7e9 + np.arange(100.0)
+    with pytest.warns(UserWarning, match="digits"):
+        ConditionalEmbeddingClassifier(kernel=kbr.Gaussian(3.0), regularizer=1e-3).fit(
+            seconds[:, None], np.arange(100) % 2
+        )
+
+
 def test_the_resolvent_at_a_small_shift():
     """A real spectrum in [0, 1] and delta = 1e-6.
 

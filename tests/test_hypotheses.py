@@ -229,6 +229,9 @@ def test_blocks_that_all_agree():
     labels = [jnp.zeros(40, int), jnp.ones(40, int)]
     for x, y, p_value in [(labels[0], labels[1], (2 / 3) ** 20), (labels[0], labels[0], 0.5)]:
         close(kbr.hypotheses.block_two_sample_test(kbr.Delta(), x, y).p_value, p_value)
+    for shift in (0.3, 0.5, 0.7, 1.1):  # equal but for rounding
+        found = kbr.hypotheses.block_two_sample_test(G, jnp.zeros(14), jnp.full(14, shift))
+        close(found.p_value, (2 / 3) ** 7)
 
 
 @pytest.mark.parametrize("landmarks", [None, 12])

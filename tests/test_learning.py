@@ -91,12 +91,18 @@ def test_counts_are_seen_as_square_roots():
     assert not _maps.are_counts(-counts - 1)
 
 
-@pytest.mark.parametrize("lengths", [[53], [40, 25], [9, 8, 12, 10, 11, 9]])
+@pytest.mark.parametrize(
+    "lengths",
+    [[53], [40, 25], [9, 8, 12, 10, 11, 9], [60, 60, 60, 60, 3], [60, 3, 3, 3, 3]],
+)
 def test_folds_hold_each_step_out_once(lengths):
     states = [jnp.arange(100.0 * i, 100.0 * i + n)[:, None] for i, n in enumerate(lengths)]
     given = states if len(states) > 1 else states[0]
     held = []
-    for learn, out in _folds.split(given, given):
+    folds = _folds.split(given, given)
+    # No fold is a short trajectory alone.
+    assert min(max(len(s) for s, _ in out) for _, out in folds) >= min(8, max(lengths))
+    for learn, out in folds:
         seen = np.concatenate([np.asarray(s)[:, 0] for s, _ in learn])
         kept = np.concatenate([np.asarray(s)[:, 0] for s, _ in out])
         assert not set(seen) & set(kept)

@@ -503,6 +503,15 @@ def test_a_narrow_likelihood_does_not_underflow():
     messages = kbr.propagation.belief_propagation(model, likelihoods=[narrow])
     belief = kbr.propagation.beliefs(model, messages, grid)
     close(belief[0].mean(), [0.3], 1e-9)
+    # The product of two is the likelihood of their sum, where each alone is 0.
+    two = [
+        kbr.propagation.Likelihood(
+            [0], lambda x, y: -((x - y) ** 2) / (2 * 0.003**2), jnp.asarray([place])
+        )
+        for place in (-0.5, 0.7)
+    ]
+    messages = kbr.propagation.belief_propagation(model, likelihoods=two)
+    close(kbr.propagation.beliefs(model, messages, grid)[0].mean(), [0.1], 1e-9)
 
 
 def test_nodes_of_one_support_are_read_together_under_jit():

@@ -153,6 +153,8 @@ def test_delay_embeddings_of_lists():
     _, seen, _ = trajectories()
     found = kbr.delay_embedding(seen, 3)
     close(found, [kbr.delay_embedding(o, 3) for o in seen], 0)
+    with pytest.raises(ValueError, match="join their columns"):
+        kbr.delay_embedding((jnp.arange(5.0), jnp.arange(5.0)), 2)
 
 
 STATES, SEEN, INPUTS = trajectories()

@@ -292,7 +292,7 @@ def lazy_gram(
     dtype = jax.eval_shape(kernel.diagonal, points).dtype if dtype is None else jnp.dtype(dtype)
     landmarks, rank = settings.landmarks, settings.rank
     if landmarks is None and rank:
-        candidates = take(points, slice(None, None, max(1, size(points) // (_CANDIDATES * rank))))
+        candidates = take(points, slice(None, None, -(-size(points) // (_CANDIDATES * rank))))
         landmarks = greedy_landmarks(kernel, candidates, rank=rank)
     coordinates = None
     if landmarks is not None:

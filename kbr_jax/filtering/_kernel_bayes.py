@@ -100,7 +100,8 @@ class KernelBayesFilter(AbstractFilter):
         _check_options(emission, transition, regularizer, estimator, clipping, shift, max_active)
         dtype = emission.features_x.dtype
         if regularizer is not None:
-            regularizer = as_regularizer(regularizer, "regularizer", dtype)
+            power = 1 if estimator == "importance" else 2  # added to a square
+            regularizer = as_regularizer(regularizer, "regularizer", dtype, power)
         # Raises where these weights cannot be clipped.
         jax.eval_shape(emission.clip_and_normalize, emission.marginal(), clipping)
         self.emission = emission
@@ -331,8 +332,9 @@ def fit_filter(
         landmarks_y=landmarks_observations,
         mask=mask,
     )
+    power = 1 if options.get("estimator") == "importance" else 2
     delta = as_regularizer(
-        posterior_regularizer, "posterior_regularizer", emission.features_x.dtype
+        posterior_regularizer, "posterior_regularizer", emission.features_x.dtype, power
     )
     # The transition shares states, features and ridge with the emission.
     moved = emission.features_x.at(successors)

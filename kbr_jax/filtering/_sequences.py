@@ -278,7 +278,10 @@ def delay_embedding(observations: Any, length: int, *, observed: Any = None) -> 
         check_lists(masks, "observed", observations, "observations")
         pairs = zip(observations, masks, strict=True)
         return [delay_embedding(one, length, observed=mask) for one, mask in pairs]
-    observations = jnp.asarray(as_arrays(observations, "observations"))
+    observations = as_arrays(observations, "observations")
+    if not hasattr(observations, "dtype"):
+        raise ValueError("`observations` must be one array, not parts: join their columns first.")
+    observations = jnp.asarray(observations)
     if observations.ndim == 0 or observations.shape[0] == 0:
         raise ValueError("`observations` must be a sequence [T, d] with at least one entry.")
     mask = as_mask(observed, observations.shape[0], "observed")

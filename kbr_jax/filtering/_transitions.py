@@ -156,7 +156,7 @@ def bind_transition(
     if on_successors:
         readout = kernel.kernels[0].gram(successors, anchors[0]).astype(features.dtype)
     else:
-        readout = emission.readout_values(anchors[0])
+        readout = emission.readout_values(kernel.kernels[0], anchors[0])
     return Controlled(model, readout, outputs)
 
 

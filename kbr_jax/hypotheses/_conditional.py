@@ -8,6 +8,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
 from .._checks import (
@@ -149,7 +150,7 @@ def _run(
     rows = jax.random.permutation(row_key, n)[:rank]
     leaves = jax.tree.leaves(samples)
     dtype = next((leaf.dtype for leaf in leaves if is_float(leaf)), jnp.result_type(float))
-    numbers, candidates = _candidates(kernels, samples, rows, dtype)
+    numbers, candidates = _candidates(kernels, samples, rows, dtype, _components(samples[2], rank))
     parts = [
         _residuals(kernel, points, candidates, rows, half_key)
         for kernel, points in zip(kernels[:2], samples[:2], strict=True)
@@ -233,10 +234,11 @@ def _candidates(
     samples: tuple[Points, ...],
     rows: Int[Array, " r"],
     dtype: Any,
+    count: int,
 ) -> tuple[Float[Array, "n d"], Smoother]:
     """Numbers of z, and smoothers to choose from, along a leading axis."""
     *variables, z = samples
-    kernel, numbers = kernels[2], _numbers(z, rows, dtype)
+    kernel, numbers = kernels[2], _numbers(z, rows, dtype, count)
     if kernel is None:
         targets = [
             _targets(own, points, rows).astype(numbers.dtype)
@@ -248,14 +250,23 @@ def _candidates(
     return numbers, jax.tree.map(lambda leaf: leaf[None], found)
 
 
-def _numbers(z: Points, rows: Int[Array, " r"], dtype: Any) -> Float[Array, "n d"]:
+def _components(z: Points, rank: int) -> int:
+    """How many components of labels are enough for all of their values."""
+    labels = [leaf for leaf in jax.tree.leaves(z) if not is_float(leaf)]
+    if not all(map(is_concrete, labels)):
+        return rank
+    values = [len(np.unique(np.asarray(leaf), axis=0)) for leaf in labels]
+    return min(rank, max([_FEATURES, *values]))
+
+
+def _numbers(z: Points, rows: Int[Array, " r"], dtype: Any, count: int) -> Float[Array, "n d"]:
     """Real columns, and for labels the principal components of their indicators."""
     columns = []
     for leaf in jax.tree.leaves(z):
         if is_float(leaf):
             columns.append(flat(leaf))
             continue
-        found = _features(None, leaf, rows, _FEATURES).astype(dtype)
+        found = _features(None, leaf, rows, count).astype(dtype)
         # The components behind the last category are rounding.
         columns.append(jnp.where(jnp.mean(found**2, axis=0) > 1e-6, found, 0))
     return jnp.concatenate(columns, axis=1)

@@ -61,7 +61,8 @@ def independence_test(
        \big)^{1/2} / n (n - 1)}. $$
 
     The effect is w of the deciding pair, a squared correlation of features: 0 for independence, at
-    most 1 (centered kernel alignment: Cortes, Mohri and Rostamizadeh 2012, def 4).
+    most 1 in large samples (centered kernel alignment: Cortes, Mohri and Rostamizadeh 2012, def 4).
+    Where few points carry a feature, as those of a rare label, it may exceed 1.
 
     **Arguments:**
 

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from .._checks import precision_of
 from .._numerics import HIGHEST, matmul
 from .._typing import Array, Float, Point, Points
-from ._base import AbstractKernel, as_kernel, as_map
-from ._families import AbstractDotProduct
+from ._base import AbstractKernel, FunctionKernel, as_kernel, as_map
+from ._families import AbstractDotProduct, Energy, Precomputed
 
 
 def _as_kernels(kernels: Any) -> tuple[AbstractKernel, ...]:
@@ -152,10 +152,10 @@ class FeatureMap(AbstractKernel):
 
 
 def of_products(kernel: AbstractKernel) -> bool:
-    """Whether some part of a kernel is an inner product, of points or of features.
+    """Whether some part of a kernel is an inner product, of points or of features, or may be one.
 
     Its RKHS need not hold a constant: sums of weights mean nothing.
     """
-    found = (AbstractDotProduct, FeatureMap)
+    found = (AbstractDotProduct, FeatureMap, FunctionKernel, Precomputed, Energy)
     parts = jax.tree.leaves(kernel, is_leaf=lambda part: isinstance(part, found))
     return any(isinstance(part, found) for part in parts)

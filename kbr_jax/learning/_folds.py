@@ -85,12 +85,16 @@ def split(states: Any, observations: Any) -> list[tuple[list[Sequence], list[Seq
     pairs = [pair for pair in zip(states, observations, strict=True) if size(pair[1]) > 1]
     states, observations = zip(*pairs, strict=True)
     lengths = [size(one) for one in observations]
+    # Stretches of all folds are as long as the shortest of the folds' longest sequences.
+    longest = sorted(lengths, reverse=True)
+    whole = len(lengths) >= FOLDS and 2 * longest[FOLDS - 1] >= min(LENGTH, longest[0])
     blocks = []
     for index, length in enumerate(lengths):
-        parts = 1 if len(lengths) >= FOLDS else max(1, round(FOLDS * length / sum(lengths)))
+        parts = 1 if whole else max(1, round(FOLDS * length / sum(lengths)))
         cuts = np.linspace(0, length, parts + 1).astype(int).tolist()
         blocks += [(index, a, b) for a, b in itertools.pairwise(cuts)]
-    count = min(FOLDS, len(blocks))
+    held_out = _dealt([b - a for _, a, b in blocks])
+    count = max(held_out) + 1
 
     def part(index, start, stop):
         rows = slice(start, stop)
@@ -100,14 +104,32 @@ def split(states: Any, observations: Any) -> list[tuple[list[Sequence], list[Seq
     for fold in range(count):
         learn: list[tuple[int, int, int]] = []
         for number, (index, start, stop) in enumerate(blocks):
-            if number % count == fold:
+            if held_out[number] == fold:
                 continue
             if learn and learn[-1][0] == index and learn[-1][2] == start:
                 start = learn.pop()[1]
             learn.append((index, start, stop))
         learn = [b for b in learn if b[2] - b[1] > 1]
-        folds.append(([part(*b) for b in learn], [part(*b) for b in blocks[fold::count]]))
+        tests = [part(*b) for b, own in zip(blocks, held_out, strict=True) if own == fold]
+        folds.append(([part(*b) for b in learn], tests))
     return folds
+
+
+def _dealt(lengths: list[int]) -> list[int]:
+    """The fold of each block: the longest first, each to the fold with the fewest steps.
+
+    As many folds as have a block of half the length of the second longest, or of a stretch.
+    """
+    order = sorted(range(len(lengths)), key=lambda number: -lengths[number])
+    least = min(LENGTH, lengths[order[min(1, len(order) - 1)]]) / 2
+    count = min(FOLDS, sum(length >= least for length in lengths))
+    steps, folds = [0] * count, [0] * len(lengths)
+    for number in order:
+        folds[number] = int(np.argmin(steps))
+        steps[folds[number]] += lengths[number]
+    # In the order of their first blocks.
+    names = {fold: place for place, fold in enumerate(dict.fromkeys(folds))}
+    return [names[fold] for fold in folds]
 
 
 def spread(total: int, count: int) -> np.ndarray:

@@ -17,6 +17,7 @@ from .._trees import same
 from .._typing import Array, ArrayLike, Bool, Float, Int, Points
 from ..embedding import Embedding, JointEmbedding, guarded_sum
 from ..features import AbstractFeatureMap, AbstractFeatures, LandmarkFeatures
+from ..kernels import AbstractKernel
 from ..rules import AbstractConditional, Clipping, clipped, prior_coordinates
 from ._moments import MomentMaps, Moments, contract, kept
 
@@ -204,7 +205,12 @@ class MomentModel(AbstractConditional):
         _check_same(features, self.maps.x, "x")
         return kept(self.moments.embedding, "embedding")
 
-    def readout_values(self, points: Points) -> Float[Array, "K q1 a"]:
+    def readout_values(self, kernel: AbstractKernel, points: Points) -> Float[Array, "K q1 a"]:
+        if not same(kernel, self.maps.x.kernel):
+            raise ValueError(
+                "Moments know beliefs in one kernel: that of the states of `transition` must be "
+                "the kernel of x of `emission`."
+            )
         at = self.maps.x.coordinates(points)
         return matmul(kept(self.moments.embedding, "embedding"), at.T)
 

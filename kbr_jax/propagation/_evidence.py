@@ -24,7 +24,7 @@ from ..features import AbstractFeatures
 from ..kernels import FunctionKernel
 from ._graph import PairwiseGraph
 from ._model import PropagationModel
-from ._transfer import alike, product, rescaled, rows_or_ones, stack
+from ._transfer import alike, product, rescaled, stack
 
 
 def _as_function(function: Any) -> FunctionKernel:
@@ -152,7 +152,7 @@ def known_values(
 ) -> Float[Array, "N p"]:
     """The product of known likelihoods, at the points of each node type."""
     graph = model.graph
-    total = jnp.ones((len(graph.hidden), width), dtype)
+    logs = jnp.zeros((len(graph.hidden), width), dtype)
     for known in evidence.likelihoods:
         nodes = np.asarray(known.nodes, int)
         node_types = [
@@ -174,13 +174,16 @@ def known_values(
                 ((0, 0), (0, width - values.shape[1])),
                 constant_values=-jnp.inf,
             )
-            # From the best point, so that nothing underflows at all points.
-            highest = jnp.max(values, axis=-1, keepdims=True)
-            values = jnp.exp(values - jnp.where(highest == -jnp.inf, 0, highest))
-            index = np.full(len(total), len(own))
+            index = np.full(len(logs), len(own))
             index[np.searchsorted(graph.hidden, nodes[own])] = np.arange(len(own))
-            total = total * rows_or_ones(values, index)
-    return total
+            logs = logs + _from_best(values).at[index].get(mode="fill", fill_value=0)
+    return jnp.exp(_from_best(logs))
+
+
+def _from_best(logs: Float[Array, "n w"]) -> Float[Array, "n w"]:
+    """Logarithms less the largest of their row, so that not all points underflow."""
+    highest = jnp.max(logs, axis=-1, keepdims=True)
+    return logs - jnp.where(highest == -jnp.inf, 0, highest)
 
 
 def as_evidence(

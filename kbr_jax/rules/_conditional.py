@@ -34,7 +34,7 @@ from ..features import (
     fit_features,
     lazy_gram,
 )
-from ..kernels import KernelLike, TensorProduct, checked_kernel
+from ..kernels import AbstractKernel, KernelLike, TensorProduct, checked_kernel
 from ._model import (
     AbstractConditional,
     AbstractEmission,
@@ -98,8 +98,8 @@ class AbstractSampleEmission(AbstractEmission):
     def readout(self, features: AbstractFeatures) -> Float[Array, "n r"]:
         return features.coordinates(self.x)
 
-    def readout_values(self, points: Points) -> Float[Array, "n a"]:
-        return self.features_x.kernel.gram(self.x, points).astype(self.features_x.dtype)
+    def readout_values(self, kernel: AbstractKernel, points: Points) -> Float[Array, "n a"]:
+        return kernel.gram(self.x, points).astype(self.features_x.dtype)
 
     def readout_successors(self, successors: Points | None) -> Float[Array, "n p"]:
         if successors is None:

@@ -33,7 +33,7 @@ from .._typing import Array, ArrayLike, Bool, Float, Int, Points, with_scalars
 from .._warnings import warn
 from ..embedding import Embedding, JointEmbedding, check_embedding, check_unbatched, normalized
 from ..features import AbstractFeatures
-from ..kernels._base import check_where
+from ..kernels._base import AbstractKernel, check_where
 from ..kernels._parts import of_products
 
 #: Least share of a prior that must lie on the training x. It is about 1 inside them (with a
@@ -214,8 +214,8 @@ class AbstractEmission(eqx.Module):
         """What `read` needs for coordinates of beliefs in features of x."""
 
     @abc.abstractmethod
-    def readout_values(self, points: Points) -> Array:
-        """What `read` needs for the values of beliefs at points of X."""
+    def readout_values(self, kernel: AbstractKernel, points: Points) -> Array:
+        """What `read` needs for the values of beliefs, embedded by a kernel, at points of X."""
 
     @abc.abstractmethod
     def readout_successors(self, successors: Points | None) -> Array:

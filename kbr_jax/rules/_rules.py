@@ -116,7 +116,9 @@ def bayes_rule(
     weights = single_prior_weights(model, prior)
     coordinates, single = checked_coordinates(model.features_y, y, "y")
     coordinates = coordinates.astype(model.features_x.dtype)
-    delta = as_regularizer(regularizer, "regularizer", coordinates.dtype)
+    # Added to a square, but for importance weights.
+    power = 1 if estimator == "importance" else 2
+    delta = as_regularizer(regularizer, "regularizer", coordinates.dtype, power)
     weights = model.clip_and_normalize(weights, clipping)
     if estimator == "prior":
         ratio = model.ratio(weights, coordinates, delta, False)
