@@ -170,7 +170,7 @@ def learn_filter(
 
     - `states` `[T, ...]`, real; `observations` `[T, ...]`, real numbers or counts (integers), whose
       square roots are then used. `[T, h, w]` and `[T, h, w, c]` are images. Or lists of
-      trajectories of any lengths, which are held out whole where there are at least five.
+      trajectories of any lengths, which are held out whole where at least five are not short.
     - `kernel_states`, `kernel_observations`: fixed kernels. The kernel of observations is then on
       observations as they are.
     - `estimator`: "importance" or "pairs".

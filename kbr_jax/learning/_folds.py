@@ -77,7 +77,8 @@ Sequence = tuple[Points, Points]
 def split(states: Any, observations: Any) -> list[tuple[list[Sequence], list[Sequence]]]:
     """For each fold the sequences to learn from, and those held out.
 
-    They are whole trajectories where there are at least `FOLDS`, and stretches of them otherwise.
+    They are whole trajectories where at least `FOLDS` are not short, and stretches of them
+    otherwise.
     """
     if not isinstance(states, list):
         states, observations = [states], [observations]
