@@ -467,6 +467,7 @@ def test_default_kernels_do_not_depend_on_the_origin():
         np.testing.assert_allclose(other.bandwidth, one.bandwidth, rtol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:The regressions on `z`")
 def test_integers_that_may_be_amounts_are_named():
     rng = np.random.default_rng(0)
     x, y, z = rng.integers(0, 1000, size=(3, 60))

@@ -152,7 +152,7 @@ class FeatureMap(AbstractKernel):
 
 
 def of_products(kernel: AbstractKernel) -> bool:
-    """Whether some part of a kernel is an inner product, of points or of features, or may be one.
+    """Whether some part of a kernel is an inner product, or may be one.
 
     Its RKHS need not hold a constant: sums of weights mean nothing.
     """

@@ -215,7 +215,7 @@ class AbstractEmission(eqx.Module):
 
     @abc.abstractmethod
     def readout_values(self, kernel: AbstractKernel, points: Points) -> Array:
-        """What `read` needs for the values of beliefs, embedded by a kernel, at points of X."""
+        """What `read` needs for values, in this kernel, of beliefs at points."""
 
     @abc.abstractmethod
     def readout_successors(self, successors: Points | None) -> Array:
