@@ -175,7 +175,7 @@ def fit_image_map(
     - `regularizer`: epsilon > 0 in `G + n epsilon I` of the regression.
 
     Cost O(n^3) once, and O(n^2 + n (c + 1)) a step: five seconds for 1 000 images on two cores.
-    Memory O(n^2 + n (c + 1)): 36 windows of each image.
+    Memory O(n^2 + n (c + 1)): 36 windows of each image, and up to 121 of those of 11 pixels.
 
     **Raises:** `ValueError` for images of another shape, samples of different lengths or non-finite
     values.
