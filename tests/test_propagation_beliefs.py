@@ -170,6 +170,28 @@ def test_sweeps_stop_at_a_tolerance_and_are_exact_on_trees():
     assert int(full.sweeps) < 60 and float(full.residuals[-1]) <= 1e-6
 
 
+def test_residuals_see_messages_alone_where_supports_differ_in_size():
+    graph = kbr.propagation.pairwise_graph([[0, 1], [1, 2]])
+    x = np.random.default_rng(3).normal(size=40)
+    pairs = [(x[:12], x[:12] + 1.0), (x + 1.0, x + 2.0)]
+    model = kbr.propagation.fit_belief_propagation(
+        graph, kbr.Gaussian(1.0), pairs=pairs, regularizer=0.1
+    )
+    sizes = [12, 52, 40]
+    assert [len(model.supports[kind]) for kind in graph.node_types] == sizes
+    says = [kbr.propagation.Likelihood([0], lambda s, y: -0.02 * (s - y) ** 2, jnp.zeros(1))]
+    first, settled = (
+        kbr.propagation.belief_propagation(
+            model, likelihoods=says, schedule="loopy", num_sweeps=sweeps
+        )
+        for sweeps in (1, 3)
+    )
+    targets = model.layout.message_slots.targets
+    real = [first.values[slot, : sizes[target]] for slot, target in enumerate(targets)]
+    close(first.residuals, [max(float(jnp.max(jnp.abs(m - 1))) for m in real)], 1e-12)
+    close(settled.residuals[2:], [0], 1e-12)
+
+
 def test_one_template_between_hidden_and_observed_nodes_of_one_kind():
     rng = np.random.default_rng(4)
     a = np.concatenate([np.arange(9) % 3, rng.integers(0, 3, 30)])

@@ -159,6 +159,11 @@ def _flood(
     slots = model.layout.message_slots
     local = local_factors(model, evidence, floor)
     real = (slots.sources >= 0)[:, None]
+    # Supports are of different sizes: what stands beyond them is no message.
+    counted = np.zeros((slots.count, model.width), bool)
+    for block, transfer in zip(slots.blocks, model.messages, strict=True):
+        counted[block, : transfer.matrix.shape[-2]] = True
+    counted &= real
 
     def sweep(old):
         sent = [
@@ -170,7 +175,7 @@ def _flood(
             + damping * old
         )
         new = new if real.all() else jnp.where(real, new, 1)
-        return new, jnp.max(jnp.abs(new - old))
+        return new, jnp.max(jnp.where(counted, jnp.abs(new - old), 0))
 
     def step(carry, _):
         messages, residual, done = carry
