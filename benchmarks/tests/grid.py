@@ -33,6 +33,10 @@ def mixed(key: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
     return jax.random.normal(first, (n, 1)), jax.random.randint(second, (n,), 0, 3)
 
 
+def many_labels(key: jax.Array, n: int) -> jax.Array:
+    return jax.random.randint(key, (n,), 0, 40)
+
+
 #: A sample of n points.
 SAMPLERS: dict[str, Sampler] = {
     "continuous": lambda key, n: jax.random.normal(key, (n, 2)),
@@ -89,18 +93,27 @@ def driven(key: jax.Array, like: Any, cause: jax.Array) -> Any:
     return jax.tree.map(one, like)
 
 
+def by_label(key: jax.Array, labels: jax.Array) -> jax.Array:
+    """Numbers around a mean of each label."""
+    means, noise = jax.random.normal(key, (2, len(labels)))
+    return means[labels] + noise
+
+
 def average(points: Any, n: int) -> jax.Array:
     """Sum over the parts of the mean of each part's coordinates."""
     leaves = jax.tree.leaves(points)
     return sum((leaf.reshape(n, -1).astype(float).mean(axis=1) for leaf in leaves), jnp.zeros(n))
 
 
-def triples(make: Sampler, n: int) -> Callable[[jax.Array], jax.Array]:
+def triples(make: Sampler, n: int, labels: bool = False) -> Callable[[jax.Array], jax.Array]:
     def p_value(key):
         first, second, third, own = jax.random.split(key, 4)
         z = make(third, n)
-        cause = average(z, n)
-        x, y = (driven(key, make(key, n), cause) for key in (first, second))
+        if labels:
+            x, y = (by_label(key, z) for key in (first, second))
+        else:
+            cause = average(z, n)
+            x, y = (driven(key, make(key, n), cause) for key in (first, second))
         return kbr.hypotheses.conditional_independence_test(
             None, None, None, x, y, z, key=own, num_draws=DRAWS
         ).p_value
@@ -150,6 +163,11 @@ def settings() -> dict[str, dict[str, Callable[[jax.Array], jax.Array]]]:
         "independence": pairs(normal, 10),
         "given z": triples(normal, 10),
         "goodness of fit": fits(normal, 10, gaussian),
+    }
+    found["40 labels, n = 300"] = {
+        "two samples": two_samples(many_labels, 300, 300),
+        "independence": pairs(many_labels, 300),
+        "given z": triples(many_labels, 300, labels=True),
     }
     for name, (rho, block, length) in SERIES.items():
 
