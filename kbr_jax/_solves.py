@@ -260,7 +260,7 @@ def _resolvent_of_blocks(matrix, shift, b):
     side = _shifted(jnp.zeros_like(matrix), shift)
     blocks = jnp.block([[matrix, side], [-side, matrix]])
     solution = solve(blocks, jnp.concatenate([b, jnp.zeros_like(b)]))
-    return solution[:n], -solution[n:]
+    return solution[:n], solution[n:]
 
 
 @jax.jit

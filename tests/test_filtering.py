@@ -99,6 +99,8 @@ def numpy_filter(ks, ko, estimator, shift, cleaning, sequence, mask):
     beliefs, priors = [], []
     for observation, seen in zip(sequence, mask, strict=True):
         w = numpy_clean(w, **cleaning)
+        if cleaning["normalize"]:
+            on_successors = on_successors / on_successors.sum()
         priors.append(w)
         if not seen:
             belief = on_successors if estimator == "prior" else w
@@ -551,6 +553,25 @@ def test_a_first_observation_without_a_prior_is_bayes_with_the_training_frequenc
     close(by_state(kbr.belief(filt, first)), expected[0], 0, 1e-6)
     rest = kbr.run_filter(filt, jnp.asarray(sequence[1:]), state=state)
     close(by_state(kbr.belief(filt, rest)), expected[1:], 0, 1e-6)
+
+
+def test_the_mass_of_a_long_run_stays_near_one():
+    """With the estimator "prior" the masses of 300 steps were multiplied: 1e-18."""
+    rng = np.random.default_rng(0)
+    angles = 0.3 * np.arange(701) + np.cumsum(rng.normal(0, 0.1, 701))
+    states = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    seen = states[:, :1] + 0.1 * rng.normal(size=(701, 1))
+    filt = kbr.fit_filter(
+        kbr.Gaussian(0.5),
+        kbr.Gaussian(0.3),
+        states[:101],
+        seen[:100],
+        regularizer=1e-3,
+        posterior_regularizer=1e-1,
+        estimator="prior",
+    )
+    mass = np.asarray(jnp.sum(kbr.run_filter(filt, jnp.asarray(seen[101:])).weights, axis=1))
+    assert 0.2 < np.quantile(mass, 0.05) < np.quantile(mass, 0.95) < 5
 
 
 # Gradients through a long scan.

@@ -152,6 +152,36 @@ def test_without_an_observation_nothing_is_corrected():
     assert jnp.all(jnp.isfinite(kbr.state_mean(filt, kbr.filter_step(filt, start, NEW[1])[1])))
 
 
+@pytest.mark.parametrize("decode", [None, on_circle])
+def test_a_first_observation_corrects_the_estimate(decode):
+    filt = readout(decode)
+    _, first = kbr.init_from_observation(filt, NEW[0], regularizer=0.1)
+    own = np.asarray(kbr.mean(kbr.belief(filt, first)))[None]
+    z = 2 * np.asarray(NEW)[0, :2]
+    decoded = np.asarray if decode is None else divided
+    after = decoded(own)
+    moved = decoded(after + update(kbr.belief(filt, first), after[0], z)) - after
+    expected = 0.5 * after + 0.2 * own + 0.7 * moved + np.asarray(LINE[0]) + z @ LINE[1]
+    close(kbr.state_mean(filt, first), decoded(expected)[0])
+
+
+def test_a_known_likelihood_that_underflows_is_an_observation():
+    def log_likelihood(seen, state):
+        return -1e3 - jnp.sum((seen[:2] - state) ** 2)
+
+    emission = kbr.known_likelihood(
+        kbr.Gaussian(0.6), STATES[:100], log_likelihood, regularizer=1e-3
+    )
+    moves = kbr.fit_conditional(
+        kbr.Gaussian(0.6), kbr.Gaussian(0.6), STATES[:100], STATES[1:101], regularizer=1e-3
+    )
+    base = kbr.KernelBayesFilter(emission, moves)
+    filt = ReadoutFilter(base, doubled, EXPECTED, SHARES, *LINE, SEEN[0])
+    run = kbr.run_filter(filt, NEW)
+    assert np.all(np.asarray(run.predictive_value) == 0)
+    assert np.all(np.abs(np.asarray(run.correction)) > 1e-4)
+
+
 def test_batches_and_gradients():
     filt = readout()
 
@@ -182,7 +212,19 @@ def test_moments_are_refused():
     emission = kbr.moments.fit_conditional(sums, regularizer=0.1)
     clipping = kbr.Clipping(False, 0.0)
     base = kbr.KernelBayesFilter(emission, None, regularizer=0.1, shift=True, clipping=clipping)
-    with pytest.raises(ValueError, match="not moments"):
+    prior = kbr.fit_filter(
+        kernel,
+        kernel,
+        STATES[:21],
+        SEEN[:20],
+        regularizer=0.1,
+        posterior_regularizer=0.1,
+        estimator="prior",
+    )
+    with pytest.raises(ValueError, match="estimator 'prior'"):
+        wrapped = ReadoutFilter(prior, doubled, EXPECTED, SHARES, *LINE, SEEN[0])
+        kbr.run_filter(wrapped, NEW)
+    with pytest.raises(ValueError, match="not of moments"):
         kbr.run_filter(ReadoutFilter(base, doubled, EXPECTED, SHARES, *LINE, SEEN[0]), NEW)
 
 

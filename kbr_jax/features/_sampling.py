@@ -112,9 +112,10 @@ def _lloyd(centers: Array, active: Array, x: Array, iterations: int) -> Array:
             return jnp.argmin(jnp.where(active, squared_distances(rows, centers), jnp.inf), axis=1)
 
         owner = lax.map(nearest, padded).reshape(-1)[:count]
-        sums = jax.ops.segment_sum(points, owner, rank)
+        # From the old centers: sums of many points far from 0 lose their digits.
+        moved = jax.ops.segment_sum(points - centers[owner], owner, rank)
         counts = jax.ops.segment_sum(jnp.ones(count, points.dtype), owner, rank)[:, None]
-        return jnp.where(counts > 0, sums / jnp.maximum(counts, 1), centers)
+        return centers + moved / jnp.maximum(counts, 1)
 
     return lax.fori_loop(0, iterations, move, flat(centers)).reshape(shape)
 

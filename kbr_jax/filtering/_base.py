@@ -44,6 +44,12 @@ class FilterOutput(eqx.Module):
     __repr__ = with_numbers
 
 
+def uncut(weights: Any, predicted: Array, value: Array) -> FilterOutput:
+    """A step that cuts nothing off and replaces nothing."""
+    zero = jnp.zeros((), predicted.dtype)
+    return FilterOutput(weights, predicted, value, zero, jnp.asarray(False))
+
+
 class AbstractFilter(eqx.Module):
     """A recursive estimate of a hidden state.
 
@@ -82,8 +88,8 @@ class AbstractFilter(eqx.Module):
         """The state after a belief."""
 
     @abc.abstractmethod
-    def start(self, code: Any, regularizer: Array) -> tuple[Any, Float[Array, " n"], Array]:
-        """Belief of one observation without a prior, its prior weights and predictive value."""
+    def start(self, code: Any, regularizer: Array) -> FilterOutput:
+        """What one observation without a prior says."""
 
     @abc.abstractmethod
     def embed(self, weights: Any) -> Embedding:
@@ -204,10 +210,8 @@ def _encoded(
 def _start(
     filt: AbstractFilter, regularizer: Float[Array, ""], code: Any, control: Any
 ) -> tuple[Any, FilterOutput]:
-    weights, prior, value = filt.start(code, regularizer)
-    zero = jnp.zeros((), prior.dtype)
-    output = FilterOutput(weights, prior, value, zero, jnp.asarray(False))
-    return filt.advance(weights, control), output
+    output = filt.start(code, regularizer)
+    return filt.advance(output.weights, control), output
 
 
 def run_filter(
@@ -262,16 +266,14 @@ def run_filter(
     if mesh is not None and not many:
         raise ValueError("A `mesh` divides a list of sequences: give `observations` as a list.")
     state = filt.init(prior) if state is None else state
-    if checkpoint_every is not None:
-        checkpoint_every = as_count(checkpoint_every, "checkpoint_every")
+    every = None if checkpoint_every is None else as_count(checkpoint_every, "checkpoint_every")
     if not many:
         observations = as_points(observations, "observations")
-        inputs = observations, controls, observed, None
-        run = _scan(filt, state, *inputs, output_fn, checkpoint_every)
+        run = _scan(filt, state, observations, controls, observed, None, output_fn, every)
         check_values(filt.kernels(), observations, observed, controls)
         return run
     stacks, lengths = padded_sequences(observations, controls, observed)
-    runs = over_devices(_scan_many, mesh, (filt, state, output_fn, checkpoint_every), stacks)
+    runs = over_devices(_scan_many, mesh, (filt, state, output_fn, every), stacks)
     check_values(filt.kernels(), observations, observed, controls)
     whole = output_fn is None
     steps = _with_state(runs, None) if whole else runs
@@ -331,9 +333,7 @@ def _scan(
         if whole < count:
             state, rest = scan(state, take(inputs, slice(whole, None)))
             outputs = jax.tree.map(lambda *part: jnp.concatenate(part), outputs, rest)
-    if output_fn is not None:
-        return outputs
-    return _with_state(outputs, state)
+    return _with_state(outputs, state) if output_fn is None else outputs
 
 
 def belief(filt: AbstractFilter, output: Any) -> Any:

@@ -108,7 +108,7 @@ class CusumRestartFilter(AbstractWrappedFilter):
         # Here for all observations at once: in a step the solve with 1799 pairs takes 4 of 7 ms.
         return (codes, projected, _own_weights(self.base, self.factor, codes)), observed
 
-    def start(self, code: Any, regularizer: Array) -> tuple[Any, Float[Array, " n"], Array]:
+    def start(self, code: Any, regularizer: Array) -> FilterOutput:
         return self.base.start(code[0], regularizer)
 
     def advance(self, weights: Any, control: Any) -> CusumState:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from .._checks import as_count, as_regularizer
 from .._numerics import matmul, safe_divide
 from .._typing import Array, ArrayLike, Bool, Float, Points
-from ..embedding import Embedding, mean
+from ..embedding import Embedding, mean, normalized
 from ..features import FeatureChoice
 from ..kernels import AbstractKernel, KernelLike, kernel_for
 from ..rules import (
@@ -23,7 +23,7 @@ from ..rules import (
     single_prior_weights,
     update,
 )
-from ._base import AbstractFilter, FilterOutput
+from ._base import AbstractFilter, FilterOutput, uncut
 from ._known import AbstractKnownTransition
 from ._sequences import as_transitions
 from ._smoothers import AbstractSmoother
@@ -65,6 +65,7 @@ class KernelBayesFilter(AbstractFilter):
     - `regularizer`: delta > 0 of Bayes' rule (see `bayes_rule`). Small is sharp but brittle. Unused
       with a `KnownLikelihood`.
     - `estimator`: of Bayes' rule. `"prior"` keeps its belief on the successors of `transition`.
+      Where `clipping` normalizes, their weights before an observation are divided by their sum too.
     - `clipping`: of the prior's weights, by default `Clipping()`. The filter as printed has
       `Clipping(False, 0.0, False)`.
     - `shift`: move weights to the successors. The states of both models must then be the same.
@@ -137,13 +138,16 @@ class KernelBayesFilter(AbstractFilter):
         """S13 eq 36: the belief, its predictive value, and the share of mass that was cut."""
         emission, nan = self.emission, jnp.asarray(jnp.nan, prior.dtype)
         on_successors = self.estimator == "prior"
-        unchanged = state.shifted if on_successors else emission.unchanged(prior)
+        shifted = state.shifted
+        if on_successors and self.clipping.normalize:  # as the prior, else masses multiply
+            shifted = normalized(shifted)
+        unchanged = shifted if on_successors else emission.unchanged(prior)
         if code is None:
             return unchanged, nan, jnp.zeros_like(nan)
         mass = jnp.sum(emission.mass(prior))
         value = predictive_value(emission, prior, code, mass)
         if on_successors:
-            belief, discarded = self._on_successors(prior, state, code), jnp.zeros_like(nan)
+            belief, discarded = self._on_successors(prior, shifted, code), jnp.zeros_like(nan)
         else:
             importance = self.estimator == "importance"
             belief, discarded = update(
@@ -156,14 +160,12 @@ class KernelBayesFilter(AbstractFilter):
         belief = jax.tree.map(lambda b, u: jnp.where(made & ~zero, b, u), belief, unchanged)
         return belief, jnp.where(made, value, nan), jnp.where(made, discarded, 0)
 
-    def _on_successors(
-        self, prior: Array, state: KernelBayesState, code: Array
-    ) -> Float[Array, " m"]:
+    def _on_successors(self, prior: Array, shifted: Array, code: Array) -> Float[Array, " m"]:
         """Bayes' rule of form (a), whose prior stands on the successors."""
         model: Any = self.emission
         outputs = self.transition.outputs  # pyright: ignore[reportAttributeAccessIssue]
         ratio = model.ratio(prior, code[None], self.regularizer, False)
-        return state.shifted * model.regress(ratio, lambda c: matmul(c, outputs.T))[0]
+        return shifted * model.regress(ratio, lambda c: matmul(c, outputs.T))[0]
 
     def advance(self, weights: Any, control: Any) -> KernelBayesState:
         mean, shifted = self.transition.forward(self.emission, weights, control)
@@ -190,7 +192,7 @@ class KernelBayesFilter(AbstractFilter):
         model = eqx.tree_at(lambda m: (m.features_x, m.factor), self.emission, (features, factor))
         return prior_weights(model, prior)
 
-    def start(self, code: Any, regularizer: Array) -> tuple[Any, Float[Array, " n"], Array]:
+    def start(self, code: Any, regularizer: Array) -> FilterOutput:
         emission = self.emission
         factor = emission.observation_factor(regularizer.astype(emission.features_x.dtype))
         prior = emission.marginal()
@@ -199,13 +201,13 @@ class KernelBayesFilter(AbstractFilter):
         lost = emission.is_zero(own)
         own = jax.tree.map(lambda a, b: jnp.where(lost, b, a), own, emission.unchanged(prior))
         if not isinstance(own, jax.Array):
-            return own, prior, jnp.asarray(jnp.nan, emission.features_x.dtype)
+            return uncut(own, prior, jnp.asarray(jnp.nan, emission.features_x.dtype))
         if not emission.learned:  # Bayes' rule from the marginal
-            return own, prior, predictive_value(emission, prior, code, jnp.sum(prior))
+            return uncut(own, prior, predictive_value(emission, prior, code, jnp.sum(prior)))
         value = predictive_value(emission, own, code, jnp.sum(own))
         if self.estimator != "prior":
-            return own, own, value
-        return self._regress_on_successors(emission.embed_x(own)), own, value
+            return uncut(own, own, value)
+        return uncut(self._regress_on_successors(emission.embed_x(own)), own, value)
 
     def kernels(self) -> tuple[AbstractKernel | None, AbstractKernel | None]:
         emission: Any = self.emission

@@ -294,7 +294,9 @@ class KnownLikelihood(AbstractSampleEmission):
     def scaled(
         self, weights: Float[Array, " n"], coordinates: Float[Array, " n"]
     ) -> tuple[Float[Array, " n"], Float[Array, ""]]:
-        # By the largest likelihood of a state in question: it underflows nowhere.
+        # By the largest likelihood of a state in question: it underflows nowhere. A density may be
+        # infinite.
+        coordinates = jnp.minimum(coordinates, jnp.finfo(coordinates.dtype).max)
         peak = jnp.max(jnp.where(weights != 0, coordinates, -jnp.inf))
         peak = jnp.where(jnp.isneginf(peak), 0, peak)
         return jnp.where(weights != 0, coordinates - peak, -jnp.inf), peak

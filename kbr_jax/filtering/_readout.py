@@ -37,19 +37,19 @@ class ReadoutFilter(AbstractWrappedFilter):
     one point.
 
     `FilterOutput.correction` is $\hat s_t$ less the mean of the belief. Where there is no
-    observation, as in a prediction, or where it counts as missing (`predictive_value` 0), $\hat
-    s_t$ is $m_t$. Beliefs and predictions are those of
+    observation, as in a prediction, or where it counts as missing (`predictive_value` 0 with a
+    learned emission), $\hat s_t$ is $m_t$. Beliefs and predictions are those of
     `base`. Cost of a step: that of `base`, plus O(n (k + d) d + min(k, d)^3), states of d numbers.
     `learn_filter` fits it.
 
-    - `base`: with beliefs on a sample, not moments.
+    - `base`: with beliefs on the training states.
     - `function`: of an observation, to z `[k]`.
     - `expected`: h as an embedding with weights `[k, n]`: `evaluate` gives h(s).
     - `shares` `[3]`: a, b and e. `intercept` `[*state]`, `slopes` `[k, *state]`.
     - `template`: an observation of their kind, in place of missing ones.
     - `decode`: from an embedding to a point, or None for the mean.
 
-    **Raises:** `ValueError` in a step if `base` is of moments.
+    **Raises:** `ValueError` in a step if `base` is of moments, or of the estimator "prior".
     """
 
     base: AbstractFilter
@@ -80,8 +80,17 @@ class ReadoutFilter(AbstractWrappedFilter):
             return state, dataclasses.replace(output, correction=correction)
         code, z = code
         state, output = self.base.update(state, code, control, observed)
-        if not isinstance(output.weights, jax.Array):
-            raise ValueError("`base` must have beliefs on a sample, not moments.")
+        return state, self._corrected(output, z, observed)
+
+    def _corrected(
+        self, output: FilterOutput, z: Float[Array, " k"], observed: Bool[Array, ""]
+    ) -> FilterOutput:
+        on_sample = isinstance(output.weights, jax.Array)
+        if not on_sample or getattr(self.base, "estimator", "") == "prior":
+            raise ValueError(
+                "`base` must have beliefs on the training states, not of moments and not of the "
+                "estimator 'prior'."
+            )
         belief = self.base.embed(output.weights)
         own, before = self.base.mean(output.weights), self.base.mean(output.predicted)
         mean = own if self.decode is None else self.decode(belief)
@@ -90,15 +99,17 @@ class ReadoutFilter(AbstractWrappedFilter):
         found = jnp.tensordot(self.shares, parts, 1, precision=HIGHEST) + self.intercept
         found = found + jnp.tensordot(z, self.slopes, 1, precision=HIGHEST)
         found = decoded(self.decode, found)
-        made = observed & (output.predictive_value != 0)
-        correction = jnp.where(made, found, mean) - own
-        return state, dataclasses.replace(output, correction=correction)
+        # The value of a known likelihood may underflow.
+        learned = getattr(getattr(self.base, "emission", None), "learned", True)
+        made = observed & (output.predictive_value != 0) if learned else observed
+        return dataclasses.replace(output, correction=jnp.where(made, found, mean) - own)
 
     def init(self, prior: Any) -> Any:
         return self.base.init(prior)
 
-    def start(self, code: Any, regularizer: Array) -> tuple[Any, Float[Array, " n"], Array]:
-        return self.base.start(code[0], regularizer)
+    def start(self, code: Any, regularizer: Array) -> FilterOutput:
+        code, z = code
+        return self._corrected(self.base.start(code, regularizer), z, jnp.asarray(True))
 
     def advance(self, weights: Any, control: Any) -> Any:
         return self.base.advance(weights, control)

@@ -94,7 +94,7 @@ class RivalFilter(AbstractWrappedFilter):
     ) -> tuple[Any, Array]:
         return self.base.encode(observations, observed, name)
 
-    def start(self, code: Any, regularizer: Array) -> tuple[Any, Float[Array, " n"], Array]:
+    def start(self, code: Any, regularizer: Array) -> FilterOutput:
         return self.base.start(code, regularizer)
 
     def advance(self, weights: Any, control: Any) -> RivalState:

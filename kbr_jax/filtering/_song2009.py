@@ -23,7 +23,7 @@ from ..rules import (
     observed_coordinates,
     single_prior_weights,
 )
-from ._base import AbstractFilter, FilterOutput, no_controls
+from ._base import AbstractFilter, FilterOutput, no_controls, uncut
 from ._sequences import as_transitions
 from ._smoothers import AbstractSmoother, PointSmoother
 
@@ -95,22 +95,21 @@ class ConditionalEmbeddingFilter(AbstractFilter):
     def encode_controls(self, controls: Points | None, count: int) -> None:
         no_controls(controls)
 
-    def start(self, code: Array, regularizer: Array) -> tuple[Array, Array, Array]:
+    def start(self, code: Array, regularizer: Array) -> FilterOutput:
         features = self.observations
         factor = features.ridge(regularizer.astype(features.dtype), centered=True)
         own = centered_weights(features, factor, code[None], "affine")[0]
         # Beyond the reach of the kernel nothing was observed.
         own = jnp.where(jnp.all(code == 0), self.states.uniform.astype(own.dtype), own)
-        return own, own, self._predictive_value(own, code)
+        return uncut(own, own, self._predictive_value(own, code))
 
     def update(
         self, state: Float[Array, " n"], code: Any, control: None, observed: Bool[Array, ""]
     ) -> tuple[Float[Array, " n"], FilterOutput]:
         predicted = self._transition(state, self.estimator)
-        zero = jnp.zeros((), predicted.dtype)
         if code is None:
-            output = FilterOutput(predicted, predicted, zero * jnp.nan, zero, jnp.asarray(False))
-            return predicted, output
+            missing = jnp.asarray(jnp.nan, predicted.dtype)
+            return predicted, uncut(predicted, predicted, missing)
         past = matmul(state, self.successor_coordinates)
         dense = isinstance(self.joint, DenseGram)
         joint = past + code if dense else jnp.concatenate([past, code])
@@ -120,7 +119,7 @@ class ConditionalEmbeddingFilter(AbstractFilter):
         value = self._predictive_value(self._transition(state, "affine"), code)
         # Beyond reach the code is 0, and so is the value. What is missing has none.
         value = jnp.where(observed | jnp.all(code == 0), value, jnp.nan)
-        return belief, FilterOutput(belief, predicted, value, zero, jnp.asarray(False))
+        return belief, uncut(belief, predicted, value)
 
     def advance(self, weights: Float[Array, " n"], control: None) -> Float[Array, " n"]:
         return weights

@@ -49,9 +49,10 @@ def coordinate_scale(
     unit = jnp.where(most > 0, most, 1)
     each = unit * safe_sqrt(jnp.average((moved / unit) ** 2, axis=0, weights=weights))
     # The deviation of a constant would be rounding of its mean.
-    counted = jnp.ones(len(x), bool) if weights is None else weights > 0
-    same = x == x[jnp.argmax(counted)]
-    each = jnp.where(jnp.all(same | ~counted.reshape(-1, *[1] * (x.ndim - 1)), axis=0), 0, each)
+    same = x == (x[0] if weights is None else x[jnp.argmax(weights > 0)])
+    if weights is not None:
+        same = same | (weights <= 0).reshape(-1, *[1] * (x.ndim - 1))
+    each = jnp.where(jnp.all(same, axis=0), 0, each)
     most = jnp.max(each)
     unit = jnp.where(most > 0, most, 1)
     common = unit * safe_sqrt(jnp.mean((each / unit) ** 2))
@@ -103,8 +104,9 @@ def _bandwidth(
         return scale
     if mask is not None:
         count, most = jnp.sum(mask), len(some)
-        place = jnp.arange(most)
-        even = place * (count - 1) // max(most - 1, 1)
+        place, gaps = jnp.arange(most), max(most - 1, 1)
+        whole, rest = jnp.divmod(count - 1, gaps)  # the product with `count` may leave 32 bits
+        even = place * whole + place * rest // gaps
         some, known = jnp.argsort(~mask)[jnp.where(count <= most, place, even)], place < count
     return scale * median_distance(flat(x[some] / scale), known, pairs)
 

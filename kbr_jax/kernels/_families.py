@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._checks import as_count, as_float, as_positive, is_concrete
-from .._numerics import matmul, safe_divide, safe_sqrt, squared_distances
+from .._numerics import distances, matmul, safe_divide, safe_sqrt
 from .._typing import Array, Float, Point, Points
 from ._base import (
     AbstractKernel,
@@ -168,9 +168,9 @@ class Energy(AbstractKernel):
         return self.gram(as_float(x)[None], as_float(y)[None])[0, 0]
 
     def gram(self, x: Points, y: Points) -> Float[Array, "n m"]:
-        x, y = self._units(x), self._units(y)
-        apart = safe_sqrt(squared_distances(x, y))
-        return (_lengths(x)[:, None] + _lengths(y) - apart) / 2
+        scale = self.scale.astype(x.dtype)
+        apart = distances(flat(x), flat(y), scale.reshape(-1) if scale.ndim else scale)
+        return (_lengths(self._units(x))[:, None] + _lengths(self._units(y)) - apart) / 2
 
     def diagonal(self, x: Points) -> Float[Array, " n"]:
         return _lengths(self._units(x))

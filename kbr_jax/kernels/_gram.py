@@ -65,7 +65,11 @@ def median_heuristic(
                 f"`x` has {n} > max_points = {max_points} points: pass `key` to subsample, or "
                 f"raise `max_points`."
             )
-        x, known = take((x, known), jax.random.choice(key, n, (max_points,), replace=False))
+        if mask is None:
+            chosen = jax.random.choice(key, n, (max_points,), replace=False)
+        else:  # padding last
+            chosen = jnp.argsort(jnp.where(known, jax.random.uniform(key, n), 2))[:max_points]
+        x, known = take((x, known), chosen)
     rows = flat(x)
     return median_distance(rows, None if mask is None else known, pairs_of(rows.shape[0]))
 

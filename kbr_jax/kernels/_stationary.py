@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from .._checks import as_float, as_positive
-from .._numerics import exp, safe_sqrt, squared_distances
+from .._numerics import distances, exp, safe_sqrt, squared_distances
 from .._typing import Array, Float, Point, Points, PRNGKeyArray
 from ._base import AbstractKernel, check_per_coordinate, check_real, flat
 
@@ -116,10 +116,12 @@ class AbstractStationary(AbstractShiftInvariant):
 # operation by operation it would take several arrays [n, m], and as many passes over memory
 @eqx.filter_jit
 def _gram(kernel: AbstractStationary, x: Points, y: Points) -> Float[Array, "n m"]:
+    return kernel.profile(squared_distances(flat(x), flat(y), _flat_scale(kernel, x)))
+
+
+def _flat_scale(kernel: AbstractStationary, x: Points) -> Float[Array, "*d"]:
     scale = kernel.bandwidth.astype(x.dtype)
-    return kernel.profile(
-        squared_distances(flat(x), flat(y), scale.reshape(-1) if scale.ndim else scale)
-    )
+    return scale.reshape(-1) if scale.ndim else scale
 
 
 class Gaussian(AbstractStationary):
@@ -149,17 +151,22 @@ def _matern0(squared: Float[Array, "*s"]) -> Float[Array, "*s"]:
     return exp(-safe_sqrt(squared))
 
 
+#: A squared distance at which a Matern kernel is 0. At an infinite one it would be NaN.
+_FAR = 1e30
+
+
 # The Matern profiles as functions of the squared distance s = r^2. Their derivatives are again
 # Matern profiles, so first and second derivatives of the kernels are right at zero distance too,
 # where differentiating the root would not be.
 @jax.custom_jvp
 def _matern1(squared: Float[Array, "*s"]) -> Float[Array, "*s"]:
-    r = safe_sqrt(squared)
+    r = safe_sqrt(jnp.minimum(squared, _FAR))
     return (1 + r) * exp(-r)
 
 
 @jax.custom_jvp
 def _matern2(squared: Float[Array, "*s"]) -> Float[Array, "*s"]:
+    squared = jnp.minimum(squared, _FAR)
     r = safe_sqrt(squared)
     return (1 + r + squared / 3) * exp(-r)
 
@@ -183,6 +190,14 @@ class Matern12(AbstractStationary):
 
     def profile(self, squared: Float[Array, "*s"]) -> Float[Array, "*s"]:
         return _matern0(squared)
+
+    def gram(self, x: Points, y: Points) -> Float[Array, "n m"]:
+        return _exponential_gram(self, x, y)
+
+
+@eqx.filter_jit
+def _exponential_gram(kernel: Matern12, x: Points, y: Points) -> Float[Array, "n m"]:
+    return exp(-distances(flat(x), flat(y), _flat_scale(kernel, x)))
 
 
 class Matern32(AbstractStationary):

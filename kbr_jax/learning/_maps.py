@@ -75,6 +75,12 @@ def are_counts(observations: Points) -> bool:
     return bool(jnp.issubdtype(leaf.dtype, jnp.integer)) and bool(jnp.all(leaf >= 0))
 
 
+def _centered(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows less their mean, and the mean. Constants become 0, not the rounding of their mean."""
+    center = np.where((rows == rows[0]).all(0), rows[0], rows.mean(0))
+    return rows - center, center
+
+
 def _principal_directions(values: np.ndarray) -> np.ndarray:
     """The first `MAX_COMPONENTS` right singular vectors `[p, c]` of `[n, p]`."""
     # An eigenproblem of the smaller side takes a third of the time of singular values. Squares need
@@ -123,7 +129,7 @@ def choose_regression(
 ) -> Regression:
     """The kernel and ridge whose regression from states leaves least of the observations."""
     rows = np.asarray(as_rows(observations, are_counts(observations)))
-    values = (rows - rows.mean(0)) / np.maximum(rows.std(0), np.finfo(rows.dtype).tiny)
+    values = _centered(rows)[0] / np.maximum(rows.std(0), np.finfo(rows.dtype).tiny)
     if values.shape[1] > MAX_COMPONENTS:
         values = values @ _principal_directions(values)
 
@@ -159,8 +165,7 @@ def fit_discriminant_map(
     """
     counts = are_counts(observations)
     rows = np.asarray(as_rows(observations, counts))
-    center = rows.mean(0)
-    values, basis = rows - center, None
+    (values, center), basis = _centered(rows), None
     if values.shape[1] > MAX_COMPONENTS:
         basis = _principal_directions(values)
         values = values @ basis
@@ -168,8 +173,10 @@ def fit_discriminant_map(
     residuals = np.asarray(
         left_out_residuals(kernel, jnp.asarray(ridge), states, jnp.asarray(values))
     )
-    floor = 1e-6 * values.std(0).max() + np.finfo(values.dtype).tiny
-    level = np.maximum(residuals.std(0), floor)
+    # Each column has units of its own, and principal components have one. A constant says nothing.
+    spread = values.std(0)
+    floor = 1e-6 * (spread if basis is None else spread.max()) + np.finfo(values.dtype).tiny
+    level = np.where(spread > 0, np.maximum(residuals.std(0), floor), np.inf)
     noise, signal = residuals / level, (values - residuals) / level
     covariance = noise.T @ noise / len(noise)
     covariance += SHRINKAGE * (np.eye(len(covariance)) - covariance)
@@ -179,5 +186,6 @@ def fit_discriminant_map(
     rank = min(MAX_RANK, len(ratios))
     ratios, vectors = np.maximum(ratios[::-1][:rank], 0), vectors[:, ::-1][:, :rank]
     matrix = np.linalg.solve(root.T, vectors) * np.sqrt(ratios / (1 + ratios)) / level[:, None]
-    matrix = matrix if basis is None else basis @ matrix
+    if basis is not None:  # of one width whatever the rank of a fold is
+        matrix = np.pad(basis @ matrix, ((0, 0), (0, MAX_RANK - rank)))
     return DiscriminantMap(jnp.asarray(center), jnp.asarray(matrix), counts)

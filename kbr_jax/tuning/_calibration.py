@@ -59,7 +59,8 @@ def coverage(levels: Float[Array, " b"]) -> Float[Array, " u"]:
     Cost O(b).
     """
     known = ~jnp.isnan(levels)
-    inside = levels[:, None] <= jnp.asarray(LEVELS)
+    slack = 64 * float(jnp.finfo(levels.dtype).eps)  # levels are sums of weights
+    inside = levels[:, None] <= jnp.asarray(LEVELS) + slack
     return jnp.sum(inside & known[:, None], axis=0) / jnp.maximum(jnp.sum(known), 1)
 
 
@@ -117,7 +118,8 @@ def conformal_margin(
 @one_program
 def _margin(excess: Float[Array, "b ..."], share: Float[Array, ""]) -> Float[Array, "..."]:
     count = jnp.sum(~jnp.isnan(excess), axis=0)
-    rank = jnp.ceil((count + 1).astype(share.dtype) * share - 1e-6).astype(int)
+    product = (count + 1).astype(share.dtype) * share
+    rank = jnp.ceil(product * (1 - 4 * jnp.finfo(share.dtype).eps)).astype(int)
     ordered = jnp.sort(excess, axis=0)  # NaN comes last
     place = jnp.clip(rank - 1, 0, excess.shape[0] - 1)
     found = jnp.take_along_axis(ordered, place[None], axis=0)[0]

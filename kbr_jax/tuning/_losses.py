@@ -19,11 +19,11 @@ from .._checks import (
     as_points,
     check_alike,
     check_same_size,
-    fill,
     in_one_precision,
     is_concrete,
     is_real,
     size,
+    without_padding,
 )
 from .._numerics import matmul, one_program, safe_sqrt
 from .._typing import Array, ArrayLike, Float, Points
@@ -203,7 +203,7 @@ def filter_loss(
     for one, true, mask in zip(run, states, counted, strict=True):
         true = as_points(true, "states")
         mask = as_mask(mask, size(true), "counted") & (jnp.arange(size(true)) >= burn_in)
-        true = fill(true, mask, jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), true))
+        true = without_padding(true, mask)
         if kernel is None:
             errors = _squared_errors(one, true)
         else:

@@ -132,7 +132,7 @@ class _Encoder:
         """The JSON of one value; `where` is the expression by which the caller reaches it."""
         if value is None or type(value) in (bool, int, float, str):
             return value
-        if isinstance(value, np.dtype):
+        if isinstance(value, np.dtype) and value.kind not in "SUO":
             return {"dtype": value.name}
         if isinstance(value, (jax.Array, np.generic)) or type(value) is np.ndarray:
             return self._array(value, where)
@@ -263,10 +263,11 @@ class _Decoder:
             return tuple.__new__(kind, [fields[name] for name in names])
         made = object.__new__(kind)
         for field in dataclasses.fields(kind):
-            # A module is frozen. Its values were converted before saving: again, to check them.
+            # A module is frozen. Its values were converted before saving: again, as a check alone.
             convert = field.metadata.get("converter") if self.checked else None
-            value = fields[field.name] if convert is None else convert(fields[field.name])
-            object.__setattr__(made, field.name, value)
+            if convert is not None:
+                convert(fields[field.name])
+            object.__setattr__(made, field.name, fields[field.name])
         for one in reversed(kind.__mro__) if self.checked else ():
             check = vars(one).get("__check_init__")
             if check is not None:

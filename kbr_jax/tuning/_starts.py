@@ -14,6 +14,7 @@ from .._checks import as_count
 from .._typing import PRNGKeyArray
 from ..devices import over_devices
 from ._progress import progress_bar
+from ._trees import tuned_and_fixed
 from ._tune import CHUNK, TuneResult, as_problem, check_validated, run_chunk
 
 
@@ -93,11 +94,7 @@ def _stacked(starts: Sequence[Any]) -> Any:
     """The floating-point leaves of all starts with a leading axis, and what they share."""
     if not isinstance(starts, (list, tuple)) or not starts:
         raise ValueError("`starts` must be a list of at least one set of initial parameters.")
-
-    def arrays(leaf):
-        return jnp.asarray(leaf) if isinstance(leaf, (float, np.ndarray)) else leaf
-
-    parts = [eqx.partition(jax.tree.map(arrays, s), eqx.is_inexact_array) for s in starts]
+    parts = [tuned_and_fixed(start) for start in starts]
     shapes = [jax.tree.map(jnp.shape, tuned) for tuned, _ in parts]
     for index, (shape, (_, fixed)) in enumerate(zip(shapes, parts, strict=True)):
         if shape != shapes[0] or not eqx.tree_equal(fixed, parts[0][1]):

@@ -14,12 +14,13 @@ import numpy as np
 import optax
 from jax import lax
 
-from .._checks import as_count, as_points, is_concrete, is_float, size, take
+from .._checks import as_count, as_points, is_concrete, size, take
 from .._numerics import all_finite
 from .._typing import Array, Bool, Float, Int, PRNGKeyArray, with_numbers
 from .._warnings import warn
 from ._checkpoint import check_course, read_checkpoint, write_checkpoint
 from ._progress import progress_bar
+from ._trees import tuned_and_fixed
 
 #: Steps in one compiled program. Between two of them the progress is shown.
 CHUNK = 10
@@ -128,7 +129,8 @@ class _Problem(eqx.Module):
         score, scored = self.score(state.trial, value, number)
         # Of minibatches the least loss is that of the luckiest: then the last parameters count.
         noisy = key is not None and self.validation is None
-        better = accepted & scored & (jnp.asarray(noisy) | (score < state.value))
+        lower = jnp.asarray(noisy) | (score < state.value)
+        better = accepted & scored & jnp.isfinite(score) & lower
         half = jax.tree.map(lambda m: m / 2, state.move)
 
         def where(
@@ -150,6 +152,8 @@ class _Problem(eqx.Module):
             step=jnp.where(better, number, state.step),
             touched=[t | jnp.any(g != 0) for t, g in zip(state.touched, gradient, strict=True)],
         )
+        # A finite loss whose gradient is not finite is none to choose by.
+        value = jnp.where(accepted | ~jnp.isfinite(value), value, jnp.nan)
         return new, History(value, None if self.validation is None else score, accepted)
 
     def update(
@@ -323,11 +327,7 @@ def as_problem(
     loss, initial, optimizer, positive, validation, every
 ) -> tuple[_Problem, list[Array]]:
     """The parts of a problem, and the initial parameters in free coordinates."""
-    initial = jax.tree.map(
-        lambda leaf: jnp.asarray(leaf) if isinstance(leaf, (float, np.ndarray)) else leaf, initial
-    )
-    real = jax.tree.map(lambda leaf: eqx.is_inexact_array(leaf) and is_float(leaf), initial)
-    tuned, fixed = eqx.partition(initial, real)
+    tuned, fixed = tuned_and_fixed(initial)
     leaves, treedef = jax.tree.flatten(tuned)
     # Weak types would turn strong after the first step, and compile everything twice.
     leaves = [leaf.astype(leaf.dtype) for leaf in leaves]
