@@ -127,6 +127,15 @@ def test_gram_far_from_the_origin(dimensions, offset):
     close(kbr.median_heuristic(jnp.asarray(x)), np.median(distances), 1e-5)
 
 
+def test_centers_of_many_points_far_from_the_origin():
+    x = np.random.default_rng(0).normal(size=(100_000, 1)) + 1e4
+    landmarks = kbr.kmeanspp_landmarks(
+        None, x.astype(np.float32), rank=2, key=jax.random.key(0), num_iterations=10
+    )
+    centers = np.sort(np.asarray(landmarks.points).ravel()) - 1e4
+    np.testing.assert_allclose(centers, [-0.8, 0.8], atol=0.1)
+
+
 def test_products_by_blocks():
     v = np.random.default_rng(116).normal(size=(N, 2))
     weights = jnp.asarray(v, jnp.float32)

@@ -438,6 +438,60 @@ def test_parameter_gradient_at_zero_distance_is_zero(name):
     assert float(gradient.bandwidth) == 0
 
 
+class Stretched(eqx.Module):
+    length: jax.Array
+
+    def __call__(self, point):
+        return jnp.tanh(point) / self.length
+
+
+@pytest.mark.parametrize("d", [1, 3])
+@pytest.mark.parametrize("kind", ["energy", "energy per coordinate", "matern12", "warped energy"])
+def test_gradients_where_points_are_computed(kind, d):
+    """A program may round the two copies of a computed point differently."""
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(50, d))) + 3
+
+    def total(s):
+        kernels: dict[str, Any] = {
+            "energy": lambda: kbr.kernels.Energy(0.3, s),
+            "energy per coordinate": lambda: kbr.kernels.Energy(0.3, s * jnp.arange(1.0, d + 1)),
+            "matern12": lambda: kbr.Warped(kbr.Matern12(1.0), Stretched(s)),
+            "warped energy": lambda: kbr.Warped(kbr.kernels.Energy(0.0, 1.3), Stretched(s)),
+        }
+        return jnp.sum(kbr.gram(kernels[kind](), x, x))
+
+    s, step = jnp.asarray(1.7), 1e-5
+    slope = (total(s + step) - total(s - step)) / (2 * step)
+    for gradient in (jax.jit(jax.grad(total))(s), jax.jit(jax.vmap(jax.grad(total)))(s[None])[0]):
+        np.testing.assert_allclose(gradient, slope, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kernel", [kbr.Matern12, kbr.Matern32, kbr.Matern52, kbr.Gaussian])
+def test_points_whose_distance_overflows_are_unlike(kernel):
+    far = kbr.gram(kernel(1.0), jnp.zeros((1, 1)), jnp.full((1, 1), 1e200))
+    assert float(far[0, 0]) == 0
+
+
+def test_samples_of_two_precisions():
+    x, y = (jnp.asarray(np.random.default_rng(0).normal(size=(5, 2))) for _ in range(2))
+    single = x.astype(jnp.float32)
+
+    def total(h, a, b):
+        return jnp.sum(kbr.gram(kbr.Gaussian(h), a, b))
+
+    for a, b in ((single, y), (y, single)):
+        found = jax.grad(total)(1.0, a, b)
+        other = jax.grad(total)(1.0, a.astype(float), b.astype(float))
+        np.testing.assert_allclose(found, other, rtol=1e-6)
+
+
+def test_the_median_of_a_subsample_is_that_of_true_points():
+    x = jnp.zeros((5000, 1)).at[:4, 0].set(jnp.array([0.0, 100, 250, 400]))
+    options = {"mask": np.arange(5000) < 4, "max_points": 100}
+    for seed in range(3):
+        close(kbr.median_heuristic(x, key=jax.random.key(seed), **options), 200)
+
+
 def test_empty_bins_count_as_nothing():
     x = jnp.asarray([[0.0, 0.5, 0.5], [0.0, 1.0, 0.0]])
     kernel = kbr.kernels.ChiSquared()

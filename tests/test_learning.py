@@ -80,6 +80,38 @@ def test_discriminant_map_finds_the_signal():
     assert codes[:, 0].std() > 5 * codes[:, 1:].std(0).max()
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_constant_coordinate_does_not_count(dtype):
+    rng = np.random.default_rng(1)
+    states = rng.uniform(-1, 1, size=(200, 1)).astype(dtype)
+    seen = np.hstack([states + 0.1 * rng.normal(size=(200, 1)), np.full((200, 1), 9.81)])
+    chosen = (kbr.Gaussian(0.5), 1e-3)
+    mapped = _maps.fit_discriminant_map(chosen, jnp.asarray(states), jnp.asarray(seen, dtype))
+    assert np.any(mapped.matrix[0]) and not np.any(mapped.matrix[1])
+
+
+def test_noise_in_large_units_hides_nothing():
+    rng = np.random.default_rng(1)
+    states = jnp.asarray(rng.uniform(-1, 1, size=(200, 1)))
+    seen, noise = np.asarray(states) + 0.1 * rng.normal(size=(200, 1)), rng.normal(size=(200, 1))
+    codes = []
+    for unit in (1.0, 1e8):
+        observations = jnp.asarray(np.hstack([seen, unit * noise]))
+        mapped = _maps.fit_discriminant_map((kbr.Gaussian(0.5), 1e-3), states, observations)
+        codes.append(np.abs(jax.vmap(mapped)(observations)))
+    close(codes[0], codes[1], 1e-5)
+
+
+def test_maps_of_many_entries_have_one_width():
+    """Those of folds are stacked, whatever the rank of their observations."""
+    rng = np.random.default_rng(1)
+    states = jnp.asarray(rng.uniform(-1, 1, size=(200, 1)))
+    for rank in (3, 30):
+        seen = rng.normal(size=(200, rank)) @ rng.normal(size=(rank, 600))
+        mapped = _maps.fit_discriminant_map((kbr.Gaussian(0.5), 1e-3), states, jnp.asarray(seen))
+        assert mapped.matrix.shape == (600, _maps.MAX_RANK)
+
+
 def test_counts_are_seen_as_square_roots():
     counts = jnp.asarray(RNG.poisson(3, size=(100, 4)))
     states = jnp.asarray(RNG.normal(size=(100, 1)))

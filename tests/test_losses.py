@@ -275,6 +275,18 @@ def test_filter_loss():
     close(losses, [squares.mean(), squares[2:][counted[2:]].mean(), in_the_rkhs.mean()])
 
 
+def test_steps_that_do_not_count_are_no_zeros_to_a_kernel():
+    def cosine(x, y):
+        return x @ y / jnp.sqrt((x @ x) * (y @ y))
+
+    def loss(shift):
+        filt = tracker(states=STATES + shift)
+        seen = jnp.asarray(TEST_SEEN)
+        return kbr.filter_loss(filt, jnp.asarray(TEST_STATES), seen, burn_in=2, kernel=cosine)
+
+    assert bool(jnp.isfinite(jax.grad(loss)(0.1)))
+
+
 def test_filter_losses_share_one_program():
     traces, filters = [], [tracker(states=STATES + shift) for shift in (0.0, 0.1)]
 

@@ -12,7 +12,13 @@ from jax.sharding import PartitionSpec as P
 
 import kbr_jax as kbr
 from kbr_jax._numerics import jitter, safe_divide, safe_sqrt, squared_distances
-from kbr_jax._solves import psd_factor, psd_solve, resolvent
+from kbr_jax._solves import (
+    _complex_resolvent,
+    _resolvent_of_blocks,
+    psd_factor,
+    psd_solve,
+    resolvent,
+)
 from kbr_jax.features import dense_gram, fit_features, landmark_features
 
 N, R = 10, 4
@@ -143,6 +149,14 @@ def test_resolvent_is_the_printed_formula(shape):
     inverse = np.linalg.inv(np.asarray(matrix) @ np.asarray(matrix) + delta * np.eye(N))
     close(second, inverse @ b, rtol=1e-9)
     close(first, matrix @ inverse @ b, rtol=1e-9)
+
+
+def test_the_resolvent_of_a_tpu_is_that_of_others():
+    matrix, shift, b = positive(20), jnp.asarray(0.3), normal(22, N, 2)
+    for one, other in zip(
+        _resolvent_of_blocks(matrix, shift, b), _complex_resolvent(matrix, shift, b), strict=True
+    ):
+        close(one, other)
 
 
 def test_resolvent_gradient():

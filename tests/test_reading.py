@@ -202,6 +202,14 @@ def test_the_bandwidth_has_the_best_log_score(pairs):
     assert scores[1] < scores[0] and scores[1] < scores[2]
 
 
+def test_levels_that_are_reached_are_inside():
+    points = jnp.cumsum(jnp.arange(20.0, dtype=jnp.float32))
+    equal = kbr.Embedding(kbr.Gaussian(20.0), points, jnp.full((20, 20), 0.05, jnp.float32))
+    levels = kbr.embedding.credible_level(equal, points)
+    np.testing.assert_allclose(kbr.tuning.coverage(levels), [0.5, 0.8, 0.95], atol=0.051)
+    assert np.all(np.asarray(kbr.tuning.coverage(levels)) > [0.54, 0.84, 0.99])
+
+
 def test_conformal_margins_by_their_definition():
     forecasts, happened = signed(9), jnp.asarray(3 * RNG.normal(size=9))
     lower, upper = kbr.credible_interval(forecasts, 0.8)

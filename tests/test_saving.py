@@ -574,3 +574,15 @@ def test_batches_and_moments_of_an_optimizer(tmp_path):
         found = load(tmp_path / str(number))
         assert jax.tree.structure(found) == jax.tree.structure(tree)
         assert jax.tree.all(jax.tree.map(np.array_equal, found, tree))
+
+
+def test_leaves_come_back_as_they_were(tmp_path):
+    kernel = jax.device_get(kbr.Gaussian(2.0))
+    mask = jax.tree.map(lambda leaf: leaf > 0, kbr.Gaussian(2.0))
+    for tree in (kernel, mask):
+        save(tmp_path / "file", tree)
+        found = load(tmp_path / "file")
+        assert type(found.bandwidth) is type(tree.bandwidth)
+        assert found.bandwidth.dtype == tree.bandwidth.dtype
+    with pytest.raises(ValueError, match="could not find again"):
+        save(tmp_path / "file", [np.dtype("U5")])

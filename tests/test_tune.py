@@ -417,3 +417,44 @@ def test_a_checkpoint_of_a_small_loss_or_another_kind_of_key(tmp_path):
     run(3.0, "key", jax.random.key(0))
     with pytest.raises(ValueError, match="is of another run"):
         run(3.0, "key", jax.random.PRNGKey(0))
+
+
+def test_an_infinite_validation_is_not_the_best():
+    def validation(p):
+        return jnp.log(jnp.maximum(0.7 - p, 0))
+
+    def loss(p):
+        return (p - 2) ** 2
+
+    found = kbr.tune(loss, 0.5, optax.adam(0.1), num_steps=5, validation=validation, **QUIET)
+    assert np.isfinite(float(found.value)) and float(found.parameters) < 0.7
+    results = kbr.tuning.tune_starts(
+        loss, [0.5, -1.0], optax.adam(0.1), num_steps=5, validation=validation, **QUIET
+    )
+    assert all(np.isfinite(float(one.value)) for one in results)
+
+
+def test_a_step_without_a_gradient_has_no_loss():
+    found = kbr.tune(jnp.sqrt, 1.0, optax.sgd(2.0), num_steps=6, **QUIET)
+    loss, accepted = np.asarray(found.history.loss), np.asarray(found.history.accepted)
+    assert not np.any(np.isfinite(loss[~accepted])) and found.value == loss[accepted].min()
+
+
+def test_starts_share_what_is_not_tuned():
+    def loss(p):
+        return jnp.sum(jnp.abs(p["c"])) * (p["h"] - 2) ** 2
+
+    def starts(second):
+        return [{"h": h, "c": jnp.asarray([c])} for h, c in ((1.0, 1j), (3.5, second))]
+
+    def run(second):
+        return kbr.tuning.tune_starts(loss, starts(second), optax.adam(0.1), num_steps=3, **QUIET)
+
+    assert run(1j)[0].parameters["c"].shape == (1,)
+    with pytest.raises(ValueError, match="differs from"):
+        run(5j)
+
+
+def test_words_among_the_parameters_are_named():
+    with pytest.raises(ValueError, match="`initial` holds ndarray"):
+        tuned(lambda p: (p["h"] - 2) ** 2, {"h": 1.0, "n": np.array(["a"])}, positive=None)

@@ -59,8 +59,8 @@ def coverage(levels: Float[Array, " b"]) -> Float[Array, " u"]:
     Cost O(b).
     """
     known = ~jnp.isnan(levels)
-    slack = 64 * float(jnp.finfo(levels.dtype).eps)  # levels are sums of weights
-    inside = levels[:, None] <= jnp.asarray(LEVELS) + slack
+    slack = 64 * jnp.finfo(levels.dtype).eps  # levels are sums of weights
+    inside = levels[:, None] <= jnp.asarray(LEVELS, levels.dtype) + slack
     return jnp.sum(inside & known[:, None], axis=0) / jnp.maximum(jnp.sum(known), 1)
 
 
