@@ -1008,6 +1008,34 @@ def test_weights_get_the_precision_of_the_points():
     close(kbr.variance(embedding), np.var(np.asarray(points)), 1e-5)
 
 
+def test_the_deviation_of_a_narrow_belief_keeps_its_digits():
+    x = np.random.default_rng(0).uniform(0, 1, 20_000)
+    w = np.exp(-0.5 * ((x - 0.9) / 1e-3) ** 2)
+    w = w / w.sum()
+    belief = kbr.embed(kbr.Gaussian(0.1), jnp.asarray(x, jnp.float32), jnp.asarray(w, jnp.float32))
+    expected = np.sqrt((w * (x - (w * x).sum()) ** 2).sum())
+    np.testing.assert_allclose(kbr.std(belief), expected, rtol=1e-3)
+
+
+@pytest.mark.parametrize("unit", [1e-20, 1e15])
+def test_densities_follow_units(unit):
+    z = jnp.asarray(np.random.default_rng(0).normal(size=300), jnp.float32)
+    first, other = (kbr.embed(kbr.Gaussian(s), z * jnp.float32(s)) for s in (1.0, unit))
+    density = kbr.density(other, z[0] * jnp.float32(unit)) * jnp.float32(unit)
+    np.testing.assert_allclose(density, kbr.density(first, z[0]), rtol=1e-4)
+
+
+def test_the_gradient_of_a_decoded_point_on_a_constant_coordinate():
+    points = jax.random.normal(jax.random.key(0), (20, 2)).at[:, 1].set(3.0)
+
+    def total(weights):
+        return jnp.sum(kbr.embedding.decode_gradient(kbr.embed(kbr.Gaussian(1.0), points, weights)))
+
+    weights, move = jnp.full(20, 0.05), jnp.zeros(20).at[0].set(1e-4)
+    slope = (total(weights + move) - total(weights - move)) / 2e-4
+    np.testing.assert_allclose(jax.grad(total)(weights)[0], slope, rtol=2e-3)
+
+
 def test_the_gradient_of_a_variance_is_that_of_its_own_belief():
     """Beside weights of any sign the first version halved it at weight 0."""
     points = jnp.asarray([0.0, 1.0, 2.0, 4.0])

@@ -277,6 +277,38 @@ def test_gradients_through_newton_steps_are_finite():
     assert np.isfinite(jax.grad(loss)(1.0))
 
 
+@pytest.mark.parametrize("bounds", [{}, {"lower": -0.1, "upper": 0.2}])
+def test_gradients_of_points_on_a_constant_coordinate(bounds):
+    points = jax.random.normal(jax.random.key(0), (20, 2)).at[:, 1].set(3.0)
+
+    def total(weights):
+        belief = kbr.embed(kbr.Gaussian(1.0), points, weights)
+        return jnp.sum(
+            kbr.herding.herd_continuous(
+                belief, num_points=1, num_steps=100, **bounds
+            ).embedding.points
+        )
+
+    weights, move = jnp.full(20, 0.05), jnp.zeros(20).at[0].set(1e-4)
+    slope = (total(weights + move) - total(weights - move)) / 2e-4
+    np.testing.assert_allclose(jax.grad(total)(weights)[0], slope, rtol=5e-3)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_free_weights_of_a_smooth_kernel(dtype):
+    """Points almost in the span of others had weights of 1e5 that cancelled."""
+    points = jax.random.normal(jax.random.key(0), (300, 2), dtype)
+    belief = kbr.embed(kbr.Gaussian(2.0), points)
+    result = kbr.herding.herd(belief, num_points=40, rule="sbq")
+    single = dtype == jnp.float32
+    apart = kbr.embedding.squared_mmd(result.embedding, belief)
+    assert float(apart) < (1e-6 if single else 1e-8)
+    assert float(jnp.sum(jnp.abs(result.embedding.weights))) < (10 if single else 1000)
+    own = kbr.embedding.squared_norm(belief)
+    np.testing.assert_allclose(result.objective[-1] + own, apart, atol=1e-5 if single else 1e-10)
+    assert np.all(np.diff(result.objective) <= 0)
+
+
 def test_traced_nan_weights_give_nan_weights():
     run = jax.jit(
         lambda w: (

@@ -127,6 +127,26 @@ def test_squared_hinge_of_scikit_learn_without_intercept():
     close(fit(intercept=False).coefficients, linear.coef_, 1e-6)
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+@pytest.mark.parametrize("units", [(1e4, 1e4), (1.0, 1e5)])
+def test_units_of_coordinates(units, dtype):
+    x, y = jnp.asarray(X, dtype), jnp.asarray(CLASSES)
+    weights, scale = jnp.full(40, 1 / 40, dtype), jnp.asarray(units, dtype)
+    large = kbr.dynamics.fit_predicted_svm(x * scale, y, weights, penalty=1e3 / units[0] ** 2)
+    assert bool(large.converged[0])
+    if units[0] == units[1]:  # the same problem
+        plain = kbr.dynamics.fit_predicted_svm(x, y, weights, penalty=1e3)
+        np.testing.assert_allclose(large.coefficients * scale, plain.coefficients, rtol=2e-3)
+        np.testing.assert_allclose(large.intercepts, plain.intercepts, rtol=2e-3)
+    double = kbr.dynamics.fit_predicted_svm(
+        np.asarray(x, np.float64) * np.asarray(units),
+        y,
+        np.full(40, 1 / 40),
+        penalty=1e3 / units[0] ** 2,
+    )
+    np.testing.assert_allclose(large.coefficients, double.coefficients, rtol=1e-3)
+
+
 def test_several_classes_one_against_the_rest():
     svm, weights = fit(THREE, kernel=kbr.Gaussian(0.8)), jnp.asarray(WEIGHTS)
     assert svm.coefficients.shape == (3, 40)

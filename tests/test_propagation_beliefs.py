@@ -317,6 +317,13 @@ class Nodes:
         return self.links if data else [(a, b) for a, b, _ in self.links]
 
 
+def test_observed_nodes_may_be_a_generator():
+    path = networkx.path_graph(["a", "b", "c"])
+    for edges, nodes in ((path, "ac"), ([[0, 1], [1, 2]], [0, 2])):
+        graph = kbr.propagation.pairwise_graph(edges, observed_nodes=(node for node in nodes))
+        assert list(graph.observed) == [True, False, True]
+
+
 def test_graphs_of_networkx_are_taken():
     own = [
         ("sky", "tree", {"edge_type": 1}),

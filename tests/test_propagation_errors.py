@@ -34,6 +34,10 @@ CASES = {
         lambda: kbr.propagation.pairwise_graph([[0, -1]]),
         r"edges\[0\] = \[0, -1\] leads to a node",
     ),
+    "edges as columns": (
+        lambda: kbr.propagation.pairwise_graph(np.array([[0, 1, 2], [1, 2, 3]])),
+        r"`edges` has shape \(2, 3\)",
+    ),
     "self": (
         lambda: kbr.propagation.pairwise_graph([[0, 1], [2, 2]]),
         r"edges\[1\] joins node 2 to itself",

@@ -223,7 +223,11 @@ def _squared_hinge(coordinates: Float[Array, "n r"], y, scale, intercept: bool):
     def minimum(coordinates, y, scale, inside):
         s = jnp.where(inside, 2 * scale, 0)
         matrix = matmul(coordinates.T, s[:, None] * coordinates) + jnp.diag(ridge)
-        return psd_solve(matrix, matmul(coordinates.T, s * y))
+        # Coordinates have units of their own: the jitter of a large one is not for a small one.
+        diagonal = jnp.diagonal(matrix)
+        unit = lax.rsqrt(jnp.where(diagonal > 0, diagonal, 1))
+        right = unit * matmul(coordinates.T, s * y)
+        return unit * psd_solve(unit[:, None] * matrix * unit, right)
 
     fixed = lax.stop_gradient((coordinates, y, scale))
 

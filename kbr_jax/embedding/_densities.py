@@ -207,13 +207,16 @@ def _bandwidths(
 ) -> Float[Array, "k d"]:
     shares = shares.reshape(-1, shares.shape[-1])
     centered = atoms - jnp.mean(atoms, axis=0)
+    most = lax.stop_gradient(jnp.max(jnp.abs(centered), axis=0))
+    unit = jnp.where(most > 0, most, 1)  # squares of small numbers underflow
+    centered = centered / unit
     variance = matmul(shares, centered**2) - matmul(shares, centered) ** 2
     effective = 1 / jnp.sum(shares**2, axis=1, keepdims=True)
     width = safe_sqrt(jnp.maximum(variance, 0)) * effective ** (-1 / (atoms.shape[1] + 4))
     spread = safe_sqrt(jnp.mean(centered**2, axis=0))
     # Atoms that all agree tell no scale.
     least = LEAST_BANDWIDTH * jnp.where(spread > 0, spread, 1)
-    return factor * jnp.maximum(width, least)
+    return factor * unit * jnp.maximum(width, least)
 
 
 def _log_kernel(

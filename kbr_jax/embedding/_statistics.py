@@ -141,7 +141,11 @@ def _variance(
     rows = weights.reshape(-1, weights.shape[-1])
 
     def plain():
-        return matmul(rows, centered**2) - matmul(rows, centered) ** 2
+        def around(row):  # its own mean: a narrow belief would cancel around another
+            weights, mean = row
+            return jnp.sum(weights[:, None] * (centered - mean) ** 2, axis=0)
+
+        return lax.map(around, (rows, matmul(rows, centered)), batch_size=64)
 
     def rearranged():
         found = lax.map(lambda column: rearranged_variance(rows, column), centered.T).T

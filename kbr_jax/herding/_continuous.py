@@ -25,6 +25,7 @@ from .._checks import (
 from .._lapack import solve
 from .._typing import Array, ArrayLike, Float, Points
 from ..embedding import Embedding, check_unbatched, evaluate
+from ..embedding._decoding import stationary
 from ..kernels import diagonal
 from ._herding import HerdingResult
 
@@ -167,16 +168,18 @@ def _ascend(
 
     times = jnp.arange(steps + 1).astype(start.dtype)
     carry = (start, optimizer.init(start), start, jnp.asarray(-jnp.inf, start.dtype))
-    best = lax.scan(climb, carry, times)[0][2]
+    best = lax.stop_gradient(lax.scan(climb, carry, times)[0][2])
 
     def newton(z, _):
         size = z.size
-        gradient = jax.grad(score)(z).reshape(size)
+        free = ((z > low) & (z < high)).reshape(size)
+        gradient = jnp.where(free, jax.grad(score)(z).reshape(size), 0)
         hessian = jax.hessian(score)(z).reshape(size, size)
-        # NaN of a singular Hessian must reach neither value nor gradient.
-        singular = ~jnp.isfinite(lax.stop_gradient(solve(hessian, gradient[:, None]))).all()
-        hessian = jnp.where(singular, jnp.eye(size, dtype=z.dtype), hessian)
+        hessian = jnp.where(free[:, None] & free, hessian, jnp.eye(size, dtype=z.dtype))
         trial = jnp.clip(z - solve(hessian, gradient[:, None]).reshape(z.shape), low, high)
-        return jnp.where(~singular & (score(trial) > score(z)), trial, z), None
+        return jnp.where(score(trial) > score(z), trial, z), None  # not so NaN
 
-    return lax.scan(newton, best, length=_NEWTON_STEPS)[0]
+    end = lax.stop_gradient(lax.scan(newton, best, length=_NEWTON_STEPS)[0])
+    found = stationary(score, end, (end > low) & (end < high))
+    # At a bound it moves with the bound.
+    return jnp.where(end <= low, low, jnp.where(end >= high, high, found))

@@ -212,11 +212,7 @@ def corrective(
 
 def _minimize(gram, goal, active: Bool[Array, " m"]):
     """The best weights of sum 1 on a face, of any sign."""
-    both = active[:, None] & active[None, :]
-    ridge = jitter(jnp.where(both, gram, 0))
-    matrix = jnp.where(both, gram, 0) + jnp.diag(jnp.where(active, ridge, 1))
-    sides = jnp.where(active[:, None], jnp.stack([goal, jnp.ones_like(goal)], 1), 0)
-    lower = cholesky(matrix)
+    lower, sides = _factor(gram, jnp.stack([goal, jnp.ones_like(goal)], 1), active)
     solved = triangular_solve(lower, triangular_solve(lower, sides), transpose=True)
     level = (1 - jnp.sum(solved[:, 0])) / jnp.sum(solved[:, 1])
     return jnp.where(active, solved[:, 0] + level * solved[:, 1], 0)
@@ -251,7 +247,9 @@ def _min_norm(gram, goal, weights, active: Bool[Array, " m"]):
 def free(kernel: AbstractKernel, points: Points, target: Float[Array, " c"], diagonal, count: int):
     """The rule "sbq" of `herd`.
 
-    Indices, weights and objectives, through the Newton basis of the chosen points.
+    Indices, weights and objectives. The Newton basis of the chosen points chooses the next one. The
+    weights are of a Cholesky factor with jitter: those of the basis would be rounding for points
+    that are almost in the span of others.
     """
     floor = _SPAN_ROUNDINGS * jnp.finfo(target.dtype).eps * jnp.max(diagonal)
 
@@ -270,13 +268,20 @@ def free(kernel: AbstractKernel, points: Points, target: Float[Array, " c"], dia
             residual - coefficient * new,
             jnp.maximum(power - new**2, 0).at[index].set(0),
         )
-        return (basis.at[k].set(new), residual, power), (index, coefficient, found)
+        return (basis.at[k].set(new), residual, power), (index, found)
 
     start = (jnp.zeros((count, target.shape[0]), target.dtype), target, diagonal)
-    (basis, _, _), (index, coefficients, found) = lax.scan(step, start, jnp.arange(count))
-    # The basis at the chosen points is triangular; a place that found no point has weight 0.
-    triangle = jnp.where(
-        found[:, None] & found[None, :], basis[:, index], jnp.eye(count, dtype=target.dtype)
-    )
-    weights = triangular_solve(triangle.T, coefficients[:, None], transpose=True)[:, 0]
-    return index, weights, -jnp.cumsum(coefficients**2)
+    _, (index, found) = lax.scan(step, start, jnp.arange(count))
+    chosen = take(points, index)
+    lower, goal = _factor(kernel.gram(chosen, chosen).astype(target.dtype), target[index], found)
+    # A place that found no point has weight 0. A leading block is the factor of the first points.
+    coefficients = triangular_solve(lower, goal[:, None])
+    weights = triangular_solve(lower, coefficients, transpose=True)[:, 0]
+    return index, weights, -jnp.cumsum(coefficients[:, 0] ** 2)
+
+
+def _factor(gram, goal, active: Bool[Array, " m"]):
+    """Cholesky factor of the active points with jitter, of the identity elsewhere, and goals."""
+    gram = jnp.where(active[:, None] & active[None, :], gram, 0)
+    lower = cholesky(gram + jnp.diag(jnp.where(active, jitter(gram), 1)))
+    return lower, jnp.where(active.reshape(-1, *[1] * (goal.ndim - 1)), goal, 0)

@@ -154,7 +154,7 @@ def pairwise_graph(
     **Raises:** `ValueError` for an edge to a node that does not exist, from a node to itself or
     given twice, edge types or node types that do not fit, or no hidden node.
     """
-    labels = None
+    labels, observed_nodes = None, list(observed_nodes)
     if hasattr(edges, "nodes") and hasattr(edges, "edges"):
         edges, edge_types, labels = _from_networkx(edges, edge_types)
         num_nodes, place = len(labels), {label: index for index, label in enumerate(labels)}
@@ -164,7 +164,9 @@ def pairwise_graph(
                 f"`observed_nodes` holds {missing[0]!r}, which is not a node of the graph."
             )
         observed_nodes = [place[label] for label in observed_nodes]
-    edges = _integers(edges, "edges").reshape(-1, 2) if np.size(edges) else np.zeros((0, 2), int)
+    edges = _integers(edges, "edges") if np.size(edges) else np.zeros((0, 2), int)
+    if edges.ndim != 2 or edges.shape[1] != 2:
+        raise ValueError(f"`edges` has shape {edges.shape}; give pairs of nodes `[E, 2]`.")
     count = (
         int(edges.max(initial=-1)) + 1 if num_nodes is None else as_count(num_nodes, "num_nodes")
     )
