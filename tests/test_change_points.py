@@ -308,3 +308,30 @@ def test_an_integer_point_of_a_real_stream():
     first = kbr.hypotheses.detector_step(detector, state, 1)[0].cross
     second = kbr.hypotheses.detector_step(detector, state, 1.0)[0].cross
     np.testing.assert_array_equal(first, second)
+
+
+def test_a_large_jump_hides_no_other_change():
+    x = np.random.default_rng(0).normal(size=300)
+    x[150:] += 1000
+    x[225:] += 5
+    found = change_points(kbr.Linear(), jnp.asarray(x, jnp.float32))
+    assert list(found.changes) == [150, 225]
+
+
+def test_the_scale_is_the_deviation_wherever_the_points_lie():
+    x, stream = (np.random.default_rng(seed).normal(size=200) for seed in (0, 1))
+    found = []
+    for offset in (0.0, 1e3):
+        detector = fit_change_detector(
+            kbr.Linear(), jnp.asarray(x + offset), window=10, average_run_length=200, key=KEY
+        )
+        found.append(detector.scale)
+        statistic = detect_changes(detector, jnp.asarray(stream + offset)).statistic[10:]
+        assert 0.5 < float(jnp.std(statistic)) < 2
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-6)
+
+
+def test_a_detector_without_digits_warns():
+    x = jnp.asarray(np.random.default_rng(0).normal(size=100) + 1e5, jnp.float32)
+    with pytest.warns(UserWarning, match="digits of the kernel are lost"):
+        fit_change_detector(kbr.Linear(), x, window=10, average_run_length=200, key=KEY)

@@ -83,6 +83,11 @@ def test_columns_of_objects_and_amounts():
     kbr.hypotheses.pgmpy_test({"x": mixed, "y": x}, key=KEY, num_draws=99)("x", "y")
 
 
+def test_labels_of_several_types():
+    column = np.array([1, "u"] * 20, dtype=object)
+    kbr.hypotheses.pgmpy_test({"a": np.arange(40.0), "m": column}, key=KEY)
+
+
 @pytest.mark.parametrize("missing", [None, np.nan, "NA", np.datetime64("NaT", "D")])
 def test_a_missing_value_is_named(missing):
     column = np.array(["a", "b", missing], object)

@@ -487,3 +487,30 @@ def test_integers_that_may_be_amounts_are_named():
     ):
         with pytest.warns(UserWarning, match="values among .* points are taken as labels"):
             call()
+
+
+def test_traced_nan_is_no_p_value():
+    x, y, z = jax.random.normal(jax.random.key(0), (3, 60))
+    unknown, options = y.at[3].set(jnp.nan), {"key": jax.random.key(1)}
+
+    @jax.jit
+    def run(x, y):
+        return (
+            kbr.hypotheses.conditional_independence_test(
+                None, None, None, x, y, z, num_draws=50, **options
+            ),
+            kbr.hypotheses.independence_test(None, None, x, y, num_permutations=50, **options),
+            kbr.hypotheses.two_sample_test(None, x, y, num_permutations=50, **options),
+            kbr.hypotheses.block_two_sample_test(None, x, y, block_size=8),
+        )
+
+    for result in run(x, unknown):
+        assert np.isnan(result.p_value) and np.all(np.isnan(result.effect))
+
+
+def test_random_signs_say_where_they_are_valid():
+    x = jax.random.normal(jax.random.key(0), (30, 1))
+    options = {"key": jax.random.key(1), "num_permutations": 20}
+    found = kbr.hypotheses.two_sample_test(G, x, x + 1, null="signs", **options)
+    assert "swapped" in found.valid
+    assert kbr.hypotheses.two_sample_test(G, x, x + 1, **options).valid == "samples of any size"

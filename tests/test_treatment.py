@@ -301,3 +301,13 @@ def test_arms_that_are_no_labels():
         kbr.hypotheses.treatment_effect_test(
             None, x, labels, y, arms=(0, 1.7), key=jax.random.key(0)
         )
+
+
+@pytest.mark.parametrize("offset", [0.0, 300.0])
+def test_a_linear_kernel_far_from_the_origin(offset):
+    x, treated, y = sample(200, shift=1.0)
+    x, y = x.astype(jnp.float32), (y + offset).astype(jnp.float32)
+    found = treatment_effect_test(kbr.Linear(), x, treated, y, key=KEY)
+    assert float(found.p_value) < 1e-6 and 0.3 < float(found.effect) < 2
+    same = treatment_effect_test(kbr.Linear(), x, treated, 0 * y + offset, key=KEY)
+    assert float(same.p_value) == 0.5

@@ -10,8 +10,18 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._checks import as_count, as_points, as_real, check_alike, check_finite, size, take
+from .._checks import (
+    as_count,
+    as_points,
+    as_real,
+    check_alike,
+    check_finite,
+    is_concrete,
+    size,
+    take,
+)
 from .._typing import Array, Bool, Float, Int, Point, Points, PRNGKeyArray, with_numbers
+from .._warnings import warn
 from ..kernels import AbstractKernel, KernelLike, checked_kernel, gram_matvec
 from ._results import relevant, rounding, simulate
 
@@ -128,17 +138,29 @@ def fit_change_detector(
             f"`window` = {width} must be at least 2, and at most a third of the {count} points of "
             f"`reference`."
         )
-    return _fit(kernel, reference, width, length, key)
+    detector, lost = _fit(kernel, reference, width, length, key)
+    if (
+        is_concrete(lost)
+        and float(lost) > 0.5 * float(detector.threshold)
+        and any(bool(jnp.any(leaf != leaf[0])) for leaf in jax.tree.leaves(reference))
+    ):
+        warn(
+            "Most digits of the kernel are lost to rounding, and changes may be missed: subtract "
+            "the mean of `reference` from all points, or use float64."
+        )
+    return detector
 
 
 @eqx.filter_jit
 def _fit(
     kernel: AbstractKernel, reference: Points, width: int, length: int, key: Array
-) -> ChangeDetector:
+) -> tuple[ChangeDetector, Float[Array, ""]]:
     count, diagonal = size(reference), kernel.diagonal(reference)
-    others = gram_matvec(kernel, reference, reference, jnp.ones_like(diagonal)) - diagonal
+    whole = gram_matvec(kernel, reference, reference, jnp.ones_like(diagonal))
+    others = whole - diagonal
     offset = jnp.sum(others) / float(count * (count - 1))
-    spread = _spread(kernel, reference, others / (count - 1), offset)
+    # Means with the diagonal: a constant part of the kernel cancels.
+    spread = _spread(kernel, reference, whole / count, jnp.sum(whole) / float(count**2))
     scale = spread * _deviation(count, width)
     magnitude = 4 * jnp.mean(jnp.abs(diagonal)) / scale
     windows = min(count - width + 1, length)
@@ -151,8 +173,8 @@ def _fit(
     )
     largest = jnp.quantile(found, math.exp(-windows / length), method="higher")
     threshold = largest / (spread * _deviation(count - width, width))
-    threshold = threshold + rounding(magnitude)
-    return ChangeDetector(kernel, reference, offset, scale, threshold, width)
+    lost = rounding(magnitude)
+    return ChangeDetector(kernel, reference, offset, scale, threshold + lost, width), lost
 
 
 def _deviation(count: int, width: int) -> float:

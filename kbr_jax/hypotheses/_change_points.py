@@ -216,9 +216,8 @@ def _segment(
     penalty = jnp.maximum(penalty.astype(costs.dtype), 0)
     costs, shape, starts = costs[: most + 1], shape[: most + 1], starts[:, :most]
     criteria = costs + penalty * shape
-    # The sums of a segment gather the rounding of T additions: what is as good up to that has the
-    # fewest changes.
-    error = math.sqrt(count) * rounding(jnp.sum(diagonal) + jnp.max(jnp.abs(whole)))
+    # What is as good up to rounding has the fewest changes.
+    error = rounding(jnp.sum(diagonal) + jnp.max(jnp.abs(whole)))
     chosen = jnp.argmax(criteria <= jnp.min(criteria) + error)
     return ChangePoints(chosen, costs, criteria, _backwards(starts, most), penalty)
 

@@ -76,7 +76,9 @@ def conditional_independence_test(
 
     No test holds its level for every distribution (Shah and Peters 2020, theorem 2). This one needs
     regressions whose errors have a product far below $1 / \sqrt n$. `bias` of the result estimates
-    $\sqrt n$ times that product, and the test warns above 2.
+    $\sqrt n$ times that product, and the test warns above 2. Heavy tails of z leave regressions
+    poor without a warning: give the ranks of such columns. For Cauchy z and bounded effects 16 % of
+    true hypotheses were rejected at level .05 (n = 200), and 6 % with ranks.
 
     **Arguments:**
 
@@ -315,7 +317,7 @@ def _residuals(
         firsts.append(regress(candidates, columns.astype(dtype)))
         own = firsts[-1].left_out()
         # What z determines up to rounding has no residual.
-        own = jnp.where(jnp.mean(own**2) > 1e4 * jnp.finfo(dtype).eps ** 2, own, 0)
+        own = jnp.where(jnp.mean(own**2) <= 1e4 * jnp.finfo(dtype).eps ** 2, 0, own)  # NaN stays
         if kernel is None:
             return own
         return (own * spread).reshape(leaf.shape)

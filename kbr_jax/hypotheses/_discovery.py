@@ -129,7 +129,10 @@ def _column(column: np.ndarray, name: Hashable) -> np.ndarray:
 
 
 def _codes(column: np.ndarray) -> np.ndarray:
-    return np.unique(column, return_inverse=True)[1]
+    if column.dtype != object:
+        return np.unique(column, return_inverse=True)[1]
+    found: dict[Hashable, int] = {}  # labels of several types have no order
+    return np.array([found.setdefault(label, len(found)) for label in column])
 
 
 def _p_value_of(columns: Mapping[Hashable, np.ndarray], key: PRNGKeyArray, draws: int) -> _PValue:

@@ -146,8 +146,8 @@ def _side(size, wholes, diagonal, rows) -> _Side:
     n = rows.shape[1]
     rows = jnp.maximum(rows - diagonal**2, 0)
     # A constant variable leaves nothing but rounding.
-    known = size > 16 * jnp.finfo(size.dtype).eps * wholes
-    squares = jnp.where(known, jnp.sum(rows, axis=1), 0)
+    constant = size <= 16 * jnp.finfo(size.dtype).eps * wholes
+    squares = jnp.where(constant, 0, jnp.sum(rows, axis=1))
     return _Side(size, jnp.sum(diagonal, axis=1), squares, diagonal, rows / (n - 1))
 
 
@@ -243,7 +243,7 @@ def _normalized(
     pairs = float(n * (n - 1))  # beyond the integers of 32 bits
     expected = x.trace[:, None] * y.trace / pairs / n
     spread = safe_sqrt(x.squares[:, None] / pairs * (y.squares / pairs))
-    some = spread > 0
+    some = ~(spread <= 0)  # NaN stays
     spread = jnp.where(some, spread, 1)
     effect = jnp.where(some, (own - expected) / spread, 0)
     rows = (rows - x.diagonal[:, None] * y.diagonal) / (n - 1)

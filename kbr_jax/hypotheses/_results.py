@@ -178,7 +178,7 @@ def _p_value(
 ) -> Float[Array, ""]:
     above = jnp.sum(null >= statistic - rounding(magnitude))
     # NaN in points that are traced, or an overflow, must not look like a p-value.
-    known = jnp.isfinite(statistic) & jnp.isfinite(magnitude)
+    known = jnp.isfinite(statistic) & jnp.isfinite(magnitude) & jnp.all(jnp.isfinite(null))
     p_value = jnp.where(known, (1 + above) / (1 + null.shape[0]), jnp.nan)
     return p_value.astype(null.dtype)
 

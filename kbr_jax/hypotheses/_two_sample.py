@@ -104,7 +104,10 @@ def two_sample_test(
     - `null`: "permutation" of the pooled sample, exact at any size. "signs": independent random
       signs $\epsilon_i$ on the pairs
       $h_{ij} = k(x_i, x_j) + k(y_i, y_j) - k(x_i, y_j) - k(x_j, y_i)$, for n = m. Then $x_i$ and
-      $y_i$ may depend on each other; pairs i and j may not. The effect is then NaN.
+      $y_i$ may depend on each other; pairs i and j may not. The level is exact where $(x_i, y_i)$
+      and $(y_i, x_i)$ have one distribution, and else holds for large n: with y a function of x, 35
+      % of true hypotheses were rejected at level .05 for n = 10, 13 % for n = 50, and 5 % for n =
+      200. The effect is NaN.
     - `dependent`: x and y are two series in order of time, independent of each other. Blocks of
       points are permuted (or get one sign) instead of points: blocks of 8 autocorrelation times of
       the features (of the default kernel where none is given), or of as many points as an integer
@@ -163,6 +166,12 @@ def two_sample_test(
     else:
         maps = feature_matrices(kernels, pooled, landmarks, kernel_key)
         *found, effects = by_features(maps, least, length, draw_key, draws, mesh)
+    if length > 1:
+        valid = f"series of many blocks of {length} points"
+    elif null == "signs":
+        valid = "large samples, and of any size where pairs can be swapped"
+    else:
+        valid = "samples of any size"
     # Theory has an interval for independent points.
     *values, fields = fused(tuple(found), effects, theory=length == 1)
     return from_null(
@@ -170,7 +179,7 @@ def two_sample_test(
         kernels=kernels,
         **fields,
         hypothesis="x and y have one distribution",
-        valid="samples of any size" if length == 1 else f"series of many blocks of {length} points",
+        valid=valid,
     )
 
 
@@ -266,6 +275,7 @@ def _blocks(kernel: AbstractKernel, x: Points, y: Points, block: int, count: int
     all_agree = (1 - 2 / math.comb(2 * block, block)) ** count
     certain = jnp.where(statistic > 0, all_agree, jnp.where(statistic < 0, 1, 0.5))
     p_value = jnp.where(varied, student(score, count - 1), certain)
+    p_value = jnp.where(jnp.isnan(statistic), jnp.nan, p_value)
     return TestResult(
         p_value.astype(values.dtype),
         statistic,
