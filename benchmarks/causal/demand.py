@@ -190,7 +190,7 @@ def main(only: str = "", *sizes: int) -> None:
                 }
                 for name, errors in experiment.columns(rows).items()
             }
-            experiment.save("demand", results)
+            experiment.save("demand", results, part=only)
             print(n, rho, results[f"n = {n}, rho = {rho}"], flush=True)
 
 
