@@ -138,7 +138,8 @@ METHODS: tuple[tuple[str, tuple[int, ...], dict[str, Any]], ...] = (
 )
 
 
-Means, Times = dict[tuple[str, int], np.ndarray], dict[tuple[str, int], float]
+Means = dict[tuple[str, int], np.ndarray]
+Times = dict[tuple[str, int], float]
 
 
 def by_abc(theta: np.ndarray, data: np.ndarray, observed: np.ndarray) -> tuple[Means, Times]:

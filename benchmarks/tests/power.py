@@ -153,10 +153,11 @@ def with_errors(results: dict) -> dict:
         best, pair = row["best, stored"], results.get("beside mmdfuse", {}).get(name)
         error = np.sqrt(best * (1 - best) / results["repetitions"])
         row["binomial standard errors"] = float((row["power"] - best) / error)
-        row["paired"] = pair is not None and row["FUSE, stored"] == best
+        row["paired"] = False
         row["difference, standard errors"] = row["binomial standard errors"]
-        if row["paired"]:
+        if pair is not None and row["FUSE, stored"] == best:
             difference = pair["power"] - pair["power, mmdfuse"]
+            row["paired"] = True
             row["difference, standard errors"] = (
                 difference / pair["standard error of the difference"]
             )

@@ -70,7 +70,7 @@ def wild_pairs(x: jax.Array, y: jax.Array, key: jax.Array) -> jax.Array:
     return (1 + jnp.sum(null >= jnp.sum(grams[0] * grams[1]))) / (1 + DRAWS)
 
 
-def p_values(n: int, rho: float, shift: float, share: float, seed: int) -> list[float]:
+def p_values(n: int, rho: float, seed: int, shift: float, share: float) -> list[float]:
     """Of the two-sample test three ways, and of the test of independence three ways."""
     first, second, own = jax.random.split(jax.random.key(seed), 3)
     x, y = series(first, n, rho), series(second, n, rho)
@@ -105,10 +105,10 @@ def main(count: int = REPETITIONS) -> None:
     with tqdm(total=2 * len(SETTINGS) * count, unit="pair") as bar:
         for n, rho in SETTINGS:
             row = {name: {} for name in NAMES}
-            for kind, effects in (("level", (0.0, 0.0)), ("power", EFFECTS.values())):
+            for kind, effects in (("level", dict.fromkeys(EFFECTS, 0.0)), ("power", EFFECTS)):
                 found = []
                 for seed in range(count):
-                    found.append(p_values(n, rho, *effects, seed))
+                    found.append(p_values(n, rho, seed, **effects))
                     bar.update()
                 for name, rate in zip(
                     NAMES, np.mean(np.asarray(found) <= LEVEL, axis=0), strict=True
