@@ -194,7 +194,6 @@ def cell(system: str, size: int, repetitions: int, grids: int, bar: tqdm) -> dic
         found["where all ran"] = {
             "repetitions": grids,
             "methods": experiment.ratios(rows[:grids], OPTIMAL),
-            "seconds": medians(seconds[:grids]),
         }
     return found
 
