@@ -87,8 +87,14 @@ def command() -> str:
     return ("KBR_DATA=FOLDER " if "KBR_DATA" in os.environ else "") + f"python -m {module}"
 
 
-def save(name: str, results: Any, *words: str, folder: pathlib.Path = RESULTS) -> pathlib.Path:
-    """Write `NAME.json` in the folder, with the command and its words, machine and commit."""
+def save(
+    name: str, results: Any, *words: str, folder: pathlib.Path = RESULTS, part: str = ""
+) -> pathlib.Path:
+    """Write `NAME.json` in the folder, with the command and its words, machine and commit.
+
+    If only a `part` was run, command and machine stay those of the whole, and the commit of the
+    part stands behind that of the whole.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     found = {
@@ -97,6 +103,11 @@ def save(name: str, results: Any, *words: str, folder: pathlib.Path = RESULTS) -
         "machine": machine(),
         "results": results,
     }
+    if part and path.exists():
+        last = json.loads(path.read_text())
+        others = [one for one in last["commit"].split("; ") if not one.endswith(f" ({part})")]
+        commits = "; ".join([*others, f"{commit()} ({part})"])
+        found = last | {"commit": commits, "results": results}
     path.write_text(json.dumps(found, indent=1) + "\n")
     return path
 

@@ -17,6 +17,7 @@ from . import video as camera
 
 Estimator = Literal["pairs", "importance"]
 RANK = 300
+KALMAN = "Kalman filter, nine entries"
 CHUNK = 100
 
 
@@ -142,8 +143,8 @@ def run(
     start = time.perf_counter()
     if name in REGRESSIONS:
         estimates = REGRESSIONS[name](rotations, frames, tests, **parameters)
-    elif name == "Kalman filter, nine entries":
-        estimates = camera.kalman(rotations, frames, tests)
+    elif name == KALMAN:
+        estimates = camera.kalman(rotations, frames, tests, **parameters)
     else:
         estimates = camera.random_rotations(len(tests))
     if tick:
@@ -151,4 +152,4 @@ def run(
     return Track(estimates, 1e3 * (time.perf_counter() - start) / len(tests))
 
 
-METHODS = [*FILTERS, "Kalman filter, nine entries", *REGRESSIONS, "random guess"]
+METHODS = [*FILTERS, KALMAN, *REGRESSIONS, "random guess"]

@@ -1,11 +1,12 @@
 """Parameters of every camera method, chosen on the training half alone.
 
-    python -m benchmarks.camera.selection [camera_lookalike | camera_rotation]
+    python -m benchmarks.camera.selection [camera_lookalike | camera_rotation | METHOD ...]
 
 Three folds: train on two thirds of the training half, estimate on the third. A filter starts its
 fold from a prior around the true first rotation, as one that is under way. The candidate of least
 mean error is taken. The demo and `camera_accuracy` read `results/camera_selection_NAME.json`; the
-rotation set is selected at variance 1e-3 alone and used at all its noise levels.
+rotation set is selected at variance 1e-3 alone and used at all its noise levels. If methods are
+given, the others keep their last choices.
 """
 
 import itertools
@@ -19,7 +20,7 @@ import kbr_jax as kbr
 
 from .. import experiment
 from . import video as camera
-from .methods import FILTERS, REGRESSIONS, run
+from .methods import FILTERS, KALMAN, REGRESSIONS, run
 
 SETTINGS = [("camera_lookalike", 1e-3), ("camera_lookalike", 1e-2), ("camera_rotation", 1e-3)]
 
@@ -53,6 +54,7 @@ def grids(name: str) -> dict[str, list[dict]]:
             c=[1.0], epsilon=[1e-4], delta=[1e-5, 1e-4, 1e-3]
         ),
         "2009 filter": product(h=[0.6], c=[0.5, 1.0], epsilon=[1e-6, 1e-5, 1e-4, 1e-3]),
+        KALMAN: product(ridge_share=[1e-2, 1e-1, 0.3]),
         "ridge regression per frame": product(c=[0.3, 0.5, 1.0], epsilon=[1e-6, 1e-5, 1e-4, 1e-3]),
         "ridge regression on a window": product(
             c=[0.5, 1.0], window=[2, 4, 8], epsilon=[1e-6, 1e-5, 1e-4, 1e-3]
@@ -109,21 +111,29 @@ def selected(name: str, variance: float) -> dict[str, dict]:
 
 
 def main(*wanted: str) -> None:
-    settings = [s for s in SETTINGS if not wanted or s[0] in wanted]
+    settings = [s for s in SETTINGS if s[0] in wanted] or SETTINGS
     results: dict[str, dict] = {}
+
+    def tried(name: str) -> dict[str, list[dict]]:
+        found = grids(name)
+        return {m: found[m] for m in found if m in wanted} or found
+
     with tqdm(
-        total=sum(len(g) for name, _ in settings for g in grids(name).values()), unit="candidate"
+        total=sum(len(g) for name, _ in settings for g in tried(name).values()), unit="candidate"
     ) as bar:
         for name, variance in settings:
-            data = camera.load(name, variance)
-            chosen = {m: select(m, data, candidates, bar) for m, candidates in grids(name).items()}
-            results.setdefault(name, {})[f"{variance:g}"] = chosen
-            experiment.save(f"camera_selection_{name}", results[name], name)
+            data, level = camera.load(name, variance), f"{variance:g}"
+            chosen = {m: select(m, data, candidates, bar) for m, candidates in tried(name).items()}
+            part = "" if len(chosen) == len(grids(name)) else ", ".join(chosen)
+            file = f"camera_selection_{name}"
+            last = experiment.previous(file) if part else results.get(name, {})
+            results[name] = last | {level: last.get(level, {}) | chosen}
+            experiment.save(file, results[name], name, part=part)
             for method, choice in chosen.items():
                 bar.write(
                     f"{name} {variance:g} {method}: {choice['parameters']} {choice['validation']}"
                 )
-    assert set(REGRESSIONS) | set(FILTERS) == set(grids("camera_lookalike"))
+    assert {*REGRESSIONS, *FILTERS, KALMAN} == set(grids("camera_lookalike"))
 
 
 if __name__ == "__main__":

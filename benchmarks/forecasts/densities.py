@@ -9,14 +9,14 @@ estimates are compared with the truth at 19 quantiles of x between 5 and 95 % (f
 of the first three coordinates, the others at their medians), on 1 000 values between the least and
 the largest y: Hellinger, Wasserstein and Kolmogorov distances, means over x.
 
-Peers, all with a fifth of the pairs held out for stopping or for choosing:
+Peers; the networks hold out a fifth of the pairs for stopping or for choosing:
 
 - neural conditional probability: two networks of two layers of 64, 100 features, the loss with
   penalty 1e-3 and Adam of rate 1e-3, as in the scripts, whitened; the density is
   p(y) (1 + u(x)^T v(y));
 - a mixture density network of the same size, 10 or 20 components, weight decay 0 or 1e-3;
 - conditional kernel density estimation (Nadaraya and Watson), bandwidths of x and of y by exact
-  leave-one-out likelihood, over a grid.
+  leave-one-out likelihood on all pairs, over a grid.
 """
 
 import time

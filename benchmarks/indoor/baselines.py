@@ -13,7 +13,7 @@ import numpy as np
 TRAINING, TEST, USERS = (1, 2, 3, 4, 5), (6, 7, 9), (1, 2)
 WINDOWS = (1, 2, 4, 8, 16)
 ACCESS_POINTS = 6
-NEAREST, WEIGHTS = (3, 10, 30, 60), (0.25, 0.5, 1.0, 2.0)
+NEAREST, WEIGHTS = (1, 2, 3, 10, 30, 60), (0.25, 0.5, 1.0, 2.0)
 BANDWIDTHS, RIDGES = (4.0, 8.0, 16.0, 32.0), (1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
 AGILITIES = tuple(10.0 ** (power / 2) for power in range(-16, 3))
 

@@ -1,7 +1,10 @@
 r"""Where is the walker? A canteen, a telephone, and Wi-Fi ranges and signal strengths to six access
 points.
 
-    python -m benchmarks.indoor.walker
+    python -m benchmarks.indoor.walker [METHOD]
+
+With "nearest neighbors" or "kernel ridge regression" only this method and the Kalman filter on it
+are run, nothing is drawn, and the other methods keep their last results.
 
 Data: `indoor_canteen.npz` of the folder `KBR_DATA` (default: `benchmarks/data`, where it is not
 included), walks of two users from the public set haiyaoyu/RTT-Indoor-localization-data-set; not
@@ -63,10 +66,12 @@ def apply_filter(chosen: dict[str, Any], tests: dict) -> dict:
     return dict(zip(tests, map(np.asarray, means), strict=True))
 
 
-def choose(laps: dict) -> dict[str, dict[str, Any]]:
+def choose(laps: dict, only: str = "") -> dict[str, dict[str, Any]]:
     """The best candidate of every method by its mean error on laps that were left out."""
-    chosen = {"kernel Bayes filter": choose_filter(laps)}
+    chosen = {} if only else {"kernel Bayes filter": choose_filter(laps)}
     for name, (method, stride) in METHODS.items():
+        if only not in ("", name):
+            continue
         candidates = []
         for window in baselines.WINDOWS:
             candidates += baselines.select(method, laps, window, stride)
@@ -118,7 +123,9 @@ def draw(tests: dict, estimates: dict, errors: dict) -> None:
     figure.savefig(experiment.FIGURES / "indoor.png", dpi=130)
 
 
-def main() -> None:
+def main(only: str = "") -> None:
+    if only and only not in METHODS:
+        raise ValueError(f"one of {list(METHODS)} can be run alone, got {only!r}")
     if not baselines.data_path().exists():
         print(
             f"No {baselines.data_path()}: set KBR_DATA to the folder of indoor_canteen.npz. "
@@ -127,7 +134,7 @@ def main() -> None:
         return
     began = time.perf_counter()
     laps = baselines.read_laps(TRAINING)
-    chosen = choose(laps)
+    chosen = choose(laps, only)
     tests = baselines.read_laps(TEST)  # not before everything is chosen
     estimates = estimate(chosen, laps, tests)
     errors = {name: baselines.errors(estimate, tests) for name, estimate in estimates.items()}
@@ -156,6 +163,12 @@ def main() -> None:
         for n, m in methods.items()
     ]
     print(experiment.table(["median / mean", *cells], rows))
+    if only:
+        results = experiment.previous("indoor")
+        methods = results["methods"] | methods
+        methods = dict(sorted(methods.items(), key=lambda item: item[1]["all"]["mean"]))
+        print(experiment.save("indoor", results | {"methods": methods}, part=only))
+        return
     draw(tests, estimates, errors)
     results = {
         "seconds": round(time.perf_counter() - began),

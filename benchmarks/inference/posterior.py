@@ -54,7 +54,8 @@ CURVES = {
     NO_PRIOR: ("0.45", "--"),
     PRIOR_MEAN: ("0.45", ":"),
 }
-NORMALIZED = kbr.Clipping(False, 0.0)
+#: The importance form has no other: negative weights would go into its square roots.
+NORMALIZED, CLIPPED = kbr.Clipping(False, 0.0), kbr.Clipping(True, 0.0)
 
 
 def fit(factor: jax.Array | float, x: jax.Array, y: jax.Array) -> kbr.rules.ConditionalEmbedding:
@@ -71,7 +72,8 @@ def posterior_mean(
     delta: Any = DELTA,
 ) -> jax.Array:
     belief = kbr.embed(model.kernel_x, prior)
-    options = {"regularizer": delta, "estimator": estimator, "clipping": NORMALIZED}
+    clipping = CLIPPED if estimator == "importance" else NORMALIZED
+    options = {"regularizer": delta, "estimator": estimator, "clipping": clipping}
     posterior = kbr.bayes_rule(model, belief, y, **options)
     return kbr.expectation(posterior, lambda x: x)
 

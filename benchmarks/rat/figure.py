@@ -2,8 +2,8 @@ r"""The belief about the rat's place over time, and the errors of one run.
 
     python -m benchmarks.rat.figure
 
-The filter is learned from spikes and field without the fifth of ten folds, as in `benchmarks.rat`,
-and draws the first 15 seconds of movement of that fold.
+The filter is learned from spikes and field without the fifth of ten folds, as in
+`benchmarks.rat.decoding`, and draws the first 15 seconds of movement of that fold.
 """
 
 import jax.numpy as jnp

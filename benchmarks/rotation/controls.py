@@ -2,7 +2,7 @@ r"""A driven rotation: what it is worth to know the inputs.
 
     python -m benchmarks.rotation.controls [repetitions, 6 by default]
 
-The rotation of `benchmarks.rotation_dynamics` (a), with a turn per step that is a known input,
+The rotation of `benchmarks.rotation.dynamics` (a), with a turn per step that is a known input,
 $u_t$ uniform on [-0.2, 0.8], in place of eta = 0.3, its mean. Train on T = 200 and 400 steps, test
 on 200 (20 of burn-in): mean squared error of the state as a ratio to that of a particle filter
 which knows the model and the inputs, for a filter that ignores the inputs, and one that knows them,

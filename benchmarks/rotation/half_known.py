@@ -4,7 +4,7 @@ likelihood.
     python -m benchmarks.rotation.half_known [repetitions [T ...]]
 
 The defaults are 20 repetitions at T = 50 and T = 200. Systems, noise and measure are those of
-`benchmarks.rotation_dynamics`. Every filter is importance-weighted and clipped, with exact Gram
+`benchmarks.rotation.dynamics`. Every filter is importance-weighted and clipped, with exact Gram
 matrices. It chooses among the same candidates (bandwidths, ridges, truncation), by halving its
 training sample. "Fully learned" learns both models from the pairs. "Known transition" knows s' ~
 N(f(s), .2^2 I), in closed form or by ten draws for each state; "known likelihood" knows p(o | s).

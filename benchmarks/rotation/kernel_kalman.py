@@ -13,9 +13,10 @@ $$ m^- = F m, \quad P^- = F P F^\top + V, \quad Q = P^- C^\top (C P^- C^\top + R
    I)^{-1}, \quad
    m = m^- + Q (\psi(o) - C m^-), \quad P = P^- - Q C P^-. $$
 
-The state is read by ridge regression on the features. Same data as `benchmarks.rotation_dynamics`,
+The state is read by ridge regression on the features. Same data as `benchmarks.rotation.dynamics`,
 T = 200 and 400; all parameters by halving the training sample: bandwidths, lambda and kappa (with
-R, and with kappa I alone as printed); for the kernel Bayes filter those of `benchmarks.smoothing`.
+R, and with kappa I alone as printed); for the kernel Bayes filter those of
+`benchmarks.rotation.smoothing`.
 Mean squared errors, paired, and the time of a step (200 steps in one scan).
 """
 

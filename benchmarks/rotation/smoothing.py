@@ -4,7 +4,7 @@ and smoother.
     python -m benchmarks.rotation.smoothing [repetitions [T ...]]
 
 The systems, the sizes T of the training sequence and the test sequences (200 steps, 20 of burn-in)
-are those of `benchmarks.rotation_dynamics`. Beliefs given the observations up to 1, 2 or 5 steps
+are those of `benchmarks.rotation.dynamics`. Beliefs given the observations up to 1, 2 or 5 steps
 after the state, and given all of them; the mean squared error of each, as a ratio to that of the
 optimal filter (a particle filter which knows the true model) and of the optimal smoother of the
 same lag (700 particles: a percent or two of Monte-Carlo error), on the same test sequences; and
@@ -17,7 +17,7 @@ other, and the reverse; the filter by its filtering error, the smoother by its e
 sequence, for every lag.
 
 Extended and unscented Kalman filters and smoothers with the true model are those of dynamax; how
-far its filters are from the ones in `benchmarks.rotation_references` is reported too.
+far its filters are from the ones in `benchmarks.rotation.references` is reported too.
 """
 
 import functools

@@ -194,7 +194,6 @@ def cell(system: str, size: int, repetitions: int, grids: int, bar: tqdm) -> dic
         found["where all ran"] = {
             "repetitions": grids,
             "methods": experiment.ratios(rows[:grids], OPTIMAL),
-            "seconds": medians(seconds[:grids]),
         }
     return found
 
@@ -208,6 +207,16 @@ def medians(seconds: list[dict[str, float]]) -> dict[str, float]:
     }
 
 
+def words(results: dict[str, Any]) -> str:
+    """Arguments of the runs that the cells come from, in order of T."""
+    runs: dict[tuple[int, int], list[str]] = {}
+    for name, found in results.items():
+        size, grids = name.split("T = ")[1], found.get("where all ran", {}).get("repetitions", 0)
+        sizes = runs.setdefault((found["repetitions"], grids), [])
+        sizes += [size] if size not in sizes else []
+    return "; ".join(" ".join([*map(str, counts), *sizes]) for counts, sizes in runs.items())
+
+
 def main(repetitions: int = REPETITIONS, grids: int = GRIDS, *sizes: int) -> None:
     sizes = sizes or SIZES
     results = experiment.previous("rotation_tuning")
@@ -217,7 +226,7 @@ def main(repetitions: int = REPETITIONS, grids: int = GRIDS, *sizes: int) -> Non
             for part in (found, found.get("where all ran", {})):
                 ratios = {name: round(m["ratio"], 3) for name, m in part.get("methods", {}).items()}
                 print(f"({system}) T = {size}", ratios, part.get("seconds"), flush=True)
-            experiment.save("rotation_tuning", results)
+            experiment.save("rotation_tuning", results, words(results))
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ def main(repetitions: int = REPETITIONS, size: int = SIZE) -> None:
                 bar,
             )
             results[f"({system})"] = experiment.ratios(rows, OPTIMAL)
-            experiment.save("windows", results)
+            experiment.save("windows", results, str(repetitions), str(size))
     header = ["last observations", *map(str, LENGTHS)]
     for system in SYSTEMS:
         found = results[f"({system})"]

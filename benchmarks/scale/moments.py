@@ -216,8 +216,8 @@ def fit_a_million() -> dict[str, float]:
 def alone(function: str, environment: dict[str, str] | None = None) -> Any:
     """What a function of this module returns in a process of its own."""
     code = (
-        "import json, jax; jax.config.update('jax_enable_x64', True); from benchmarks import "
-        "moments; "
+        "import json, jax; jax.config.update('jax_enable_x64', True); "
+        "from benchmarks.scale import moments; "
         f"print(json.dumps(moments.{function}()))"
     )
     environment = os.environ | (environment or {})

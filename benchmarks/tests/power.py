@@ -142,6 +142,29 @@ def compared(setting: str, p_values: list, theirs: Callable, bar: tqdm) -> dict[
     }
 
 
+def with_errors(results: dict) -> dict:
+    """The results with the difference of each row to its best stored test, in standard errors.
+
+    Where the best is MMD-FUSE and their program ran on our data, difference and error are those of
+    the pairs; elsewhere the error is the binomial one of the stored power.
+    """
+    rows = {name: row for name, row in results["settings"].items() if name != "mean"}
+    for name, row in rows.items():
+        best, pair = row["best, stored"], results.get("beside mmdfuse", {}).get(name)
+        error = np.sqrt(best * (1 - best) / results["repetitions"])
+        row["binomial standard errors"] = float((row["power"] - best) / error)
+        row["paired"] = False
+        row["difference, standard errors"] = row["binomial standard errors"]
+        if pair is not None and row["FUSE, stored"] == best:
+            difference = pair["power"] - pair["power, mmdfuse"]
+            row["paired"] = True
+            row["difference, standard errors"] = (
+                difference / pair["standard error of the difference"]
+            )
+    mean = {k: float(np.mean([row[k] for row in rows.values()])) for k in ("power", *NAMES)}
+    return {**results, "settings": {**rows, "mean": mean}}
+
+
 def main(count: int = REPETITIONS, wanted: str = "") -> None:
     last = experiment.previous("power")
     rows = {name: row for name, row in last.get("settings", {}).items() if name != "mean"}
@@ -156,20 +179,12 @@ def main(count: int = REPETITIONS, wanted: str = "") -> None:
             )
             power = float(np.mean(np.asarray(own[setting]) <= LEVEL))
             stored = dict(zip(NAMES, STORED[setting], strict=True))
-            error = np.sqrt(stored["best, stored"] * (1 - stored["best, stored"]) / count)
-            results["settings"][setting] = {
-                "power": power,
-                **stored,
-                "difference, standard errors": float((power - stored["best, stored"]) / error),
-            }
+            results["settings"][setting] = {"power": power, **stored}
         if theirs is not None:
             beside = last.get("beside mmdfuse", {})
             beside = beside | {s: compared(s, own[s], theirs, bar) for s in shared}
             results["beside mmdfuse"] = {name: beside[name] for name in BESIDE if name in beside}
-    found = results["settings"].values()
-    results["settings"]["mean"] = {
-        name: float(np.mean([row[name] for row in found])) for name in ("power", *NAMES)
-    }
+    results = with_errors(results)
     if theirs is None:
         print("`mmdfuse.py` is not in KBR_DATA: not compared")
     experiment.save("power", results)

@@ -21,6 +21,8 @@ from kbr_jax.kernels import default_kernel
 from .. import experiment
 
 LEVEL, REPETITIONS, DRAWS, LENGTH = 0.05, 300, 199, 20
+#: For power the second sample is moved, or holds a share of the first.
+EFFECTS = {"shift": 0.5, "share": 0.4}
 SETTINGS = [(n, rho) for n in (100, 300) for rho in (0.0, 0.5, 0.9)]
 
 
@@ -68,12 +70,12 @@ def wild_pairs(x: jax.Array, y: jax.Array, key: jax.Array) -> jax.Array:
     return (1 + jnp.sum(null >= jnp.sum(grams[0] * grams[1]))) / (1 + DRAWS)
 
 
-def p_values(n: int, rho: float, effect: float, seed: int) -> list[float]:
+def p_values(n: int, rho: float, seed: int, shift: float, share: float) -> list[float]:
     """Of the two-sample test three ways, and of the test of independence three ways."""
     first, second, own = jax.random.split(jax.random.key(seed), 3)
     x, y = series(first, n, rho), series(second, n, rho)
     options: dict[str, Any] = {"key": own, "num_permutations": DRAWS}
-    moved, mixed = y + effect, y + 0.8 * effect * x
+    moved, mixed = y + shift, y + share * x
     kernel, pair = default_kernel(x), (default_kernel(x), default_kernel(mixed))
     tests = kbr.hypotheses
     found = [
@@ -99,14 +101,14 @@ NAMES = (
 
 def main(count: int = REPETITIONS) -> None:
     warnings.filterwarnings("ignore", message="The series are short")
-    results: dict[str, Any] = {"repetitions": count, "level": LEVEL, "rates": {}}
+    results: dict[str, Any] = {"repetitions": count, "level": LEVEL, **EFFECTS, "rates": {}}
     with tqdm(total=2 * len(SETTINGS) * count, unit="pair") as bar:
         for n, rho in SETTINGS:
             row = {name: {} for name in NAMES}
-            for kind, effect in (("level", 0.0), ("power", 0.5)):
+            for kind, effects in (("level", dict.fromkeys(EFFECTS, 0.0)), ("power", EFFECTS)):
                 found = []
                 for seed in range(count):
-                    found.append(p_values(n, rho, effect, seed))
+                    found.append(p_values(n, rho, seed, **effects))
                     bar.update()
                 for name, rate in zip(
                     NAMES, np.mean(np.asarray(found) <= LEVEL, axis=0), strict=True
