@@ -1,6 +1,6 @@
 """Level of each test on awkward samples: labels, ties, heavy tails, few points, series.
 
-    python -m benchmarks.tests.grid [repetitions]
+    python -m benchmarks.tests.grid [repetitions [ROW]]
 
 The hypothesis is true in every data set. Everything is chosen by default.
 """
@@ -182,11 +182,12 @@ def settings() -> dict[str, dict[str, Callable[[jax.Array], jax.Array]]]:
     return found
 
 
-def main(count: int = REPETITIONS) -> None:
+def main(count: int = REPETITIONS, row: str = "") -> None:
     low, high = scipy.stats.binom.ppf([0.005, 0.995], count, LEVEL) / count
     results: dict[str, Any] = {"repetitions": count, "bounds, 99 %": [float(low), float(high)]}
     keys, cells = jax.random.split(jax.random.key(0), count), settings()
-    results["levels"] = {}
+    results["levels"] = experiment.previous("test_levels")["levels"] if row else {}
+    cells = {row: cells[row]} if row else cells
     with tqdm(total=sum(map(len, cells.values())), unit="cell") as bar, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name, tests in cells.items():
@@ -195,7 +196,7 @@ def main(count: int = REPETITIONS) -> None:
                 run = jax.jit(lambda keys, p=p_value: jax.lax.map(p, keys))
                 found[test] = float(np.mean(np.asarray(run(keys)) <= LEVEL))
                 bar.update()
-            experiment.save("test_levels", results)
+            experiment.save("test_levels", results, part=row)
     print(results)
 
 
