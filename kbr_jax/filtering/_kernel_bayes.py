@@ -138,7 +138,7 @@ class KernelBayesFilter(AbstractFilter):
         """S13 eq 36: the belief, its predictive value, and the share of mass that was cut."""
         emission, nan = self.emission, jnp.asarray(jnp.nan, prior.dtype)
         on_successors = self.estimator == "prior"
-        shifted = state.shifted
+        shifted: Any = state.shifted
         if on_successors and self.clipping.normalize:  # as the prior, else masses multiply
             shifted = normalized(shifted)
         unchanged = shifted if on_successors else emission.unchanged(prior)

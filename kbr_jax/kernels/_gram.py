@@ -68,7 +68,7 @@ def median_heuristic(
         if mask is None:
             chosen = jax.random.choice(key, n, (max_points,), replace=False)
         else:  # padding last
-            chosen = jnp.argsort(jnp.where(known, jax.random.uniform(key, n), 2))[:max_points]
+            chosen = jnp.argsort(jnp.where(known, jax.random.uniform(key, (n,)), 2))[:max_points]
         x, known = take((x, known), chosen)
     rows = flat(x)
     return median_distance(rows, None if mask is None else known, pairs_of(rows.shape[0]))

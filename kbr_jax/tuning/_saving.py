@@ -132,8 +132,8 @@ class _Encoder:
         """The JSON of one value; `where` is the expression by which the caller reaches it."""
         if value is None or type(value) in (bool, int, float, str):
             return value
-        if isinstance(value, np.dtype) and value.kind not in "SUO":
-            return {"dtype": value.name}
+        if isinstance(value, np.dtype):
+            return self._dtype(value, where)
         if isinstance(value, (jax.Array, np.generic)) or type(value) is np.ndarray:
             return self._array(value, where)
         if address := self._address(value, _FUNCTIONS):
@@ -154,6 +154,13 @@ class _Encoder:
             },
         }
         return kinds.get(type(value), lambda: self._object(value, where))()
+
+    def _dtype(self, value: np.dtype, where: str) -> dict[str, Any]:
+        if value.kind in "SUO":
+            raise ValueError(
+                f"`{where}` is a dtype of words, {value}; only those of numbers can be stored."
+            )
+        return {"dtype": value.name}
 
     def _array(self, value: Any, where: str) -> dict[str, Any]:
         if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
