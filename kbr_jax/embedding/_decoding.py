@@ -208,7 +208,7 @@ def _descend(
 def stationary(
     function: Callable[[Array], Array], end: Array, free: Bool[Array, "..."]
 ) -> Float[Array, "..."]:
-    """The `end` of an ascent or descent, with the gradient of the stationary point that it found.
+    """The `end` of an ascent, with the gradient of the stationary point there.
 
     It is that of the implicit function theorem, in the coordinates that are `free`; 0 where the
     Hessian is singular. The gradient through the steps is NaN where a slope is 0.
