@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.scipy.special import ndtri
 
 from .._lapack import eigh
 from .._numerics import matmul, root_mean_square, safe_divide, safe_sqrt
 from .._solves import psd_solve
-from .._typing import Array, Float, Int, PRNGKeyArray
+from .._typing import Array, Bool, Float, Int, PRNGKeyArray
 from ..features import Landmarks, landmark_features
 from ..kernels import Gaussian, median_heuristic
 
@@ -21,6 +22,11 @@ RIDGES = np.logspace(-4, 2, 13)
 _BANDWIDTHS, _ROUNDS = (0.5, 1.0), 2
 #: Share of the directions in which nothing was seen to change.
 _FLOOR = 1e-3
+#: A column has heavy tails where a number lies so many deviations from the mean; of 10^8 normal
+#: numbers none does. Of 100 true hypotheses of conditional independence, n = 200, were rejected at
+#: level .05 with normal scores among the candidates, and without: Cauchy z and its tanh 8 and 18,
+#: its sine 9 and 11, itself 6 and 7; lognormal z and its logarithm 7 and 17.
+_TAILS = 6.0
 
 
 def _least(dtype: Any) -> float:
@@ -32,6 +38,24 @@ def standardized(columns: Float[Array, "n d"]) -> tuple[Float[Array, "n d"], Flo
     columns = columns - jnp.mean(columns, axis=0)
     spread = root_mean_square(columns, axis=0)
     return safe_divide(columns, spread), spread
+
+
+@jax.jit
+def heavy(columns: Float[Array, "n d"]) -> Bool[Array, " d"]:
+    """Whether columns have heavy tails."""
+    return jnp.max(jnp.abs(standardized(columns)[0]), axis=0) > _TAILS
+
+
+def scores(columns: Float[Array, "n d"]) -> Float[Array, "n d"]:
+    """Normal scores of columns with heavy tails; the others stay. Equal numbers stay equal."""
+
+    def one(column):
+        ordered = jnp.sort(column)
+        below, upto = (jnp.searchsorted(ordered, column, side=side) for side in ("left", "right"))
+        return ndtri((below + upto).astype(column.dtype) / (2 * len(column)))
+
+    found = jax.vmap(one, in_axes=1, out_axes=1)(columns)
+    return jnp.where(heavy(columns), found, columns)
 
 
 class Smoother(eqx.Module):
