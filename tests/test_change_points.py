@@ -153,9 +153,8 @@ def squared_mmd(x, y):
 
 def scale_of(gram, width):
     n = len(gram)
-    off = gram * (1 - np.eye(n))
-    means = off.sum(1) / (n - 1)
-    centered = (gram - means - means[:, None] + off.sum() / (n * (n - 1))) * (1 - np.eye(n))
+    means = gram.mean(1)
+    centered = (gram - means - means[:, None] + gram.mean()) * (1 - np.eye(n))
     square = (centered**2).sum() / (n * (n - 1))
     parts = 1 / (width * (width - 1)) + 2 / (n * width) + 1 / (n * (n - 1))
     return np.sqrt(2 * square * parts)
