@@ -166,12 +166,11 @@ def two_sample_test(
     else:
         maps = feature_matrices(kernels, pooled, landmarks, kernel_key)
         *found, effects = by_features(maps, least, length, draw_key, draws, mesh)
+    valid = "samples of any size"
     if length > 1:
         valid = f"series of many blocks of {length} points"
     elif null == "signs":
         valid = "large samples, and of any size where pairs can be swapped"
-    else:
-        valid = "samples of any size"
     # Theory has an interval for independent points.
     *values, fields = fused(tuple(found), effects, theory=length == 1)
     return from_null(

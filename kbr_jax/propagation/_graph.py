@@ -167,9 +167,8 @@ def pairwise_graph(
     edges = _integers(edges, "edges") if np.size(edges) else np.zeros((0, 2), int)
     if edges.ndim != 2 or edges.shape[1] != 2:
         raise ValueError(f"`edges` has shape {edges.shape}; give pairs of nodes `[E, 2]`.")
-    count = (
-        int(edges.max(initial=-1)) + 1 if num_nodes is None else as_count(num_nodes, "num_nodes")
-    )
+    least = int(edges.max(initial=-1)) + 1
+    count = least if num_nodes is None else as_count(num_nodes, "num_nodes")
     _check_edges(edges, count)
     edge_types = (
         np.arange(len(edges)) if edge_types is None else _integers(edge_types, "edge_types")
