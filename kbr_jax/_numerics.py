@@ -159,8 +159,7 @@ def squared_distances(
     three times slower. What is below the rounding error of the product counts as zero, so that a
     point and its copy are at distance 0.
     """
-    wider = max(x.dtype, y.dtype, key=lambda dtype: jnp.finfo(dtype).bits)
-    x, y, scale = x.astype(wider), y.astype(wider), jnp.asarray(scale).astype(wider)
+    x, y, scale = _in_the_wider(x, y, scale)
     # By a power of two nothing is rounded, and 1 / scale^2 stays inside the range of float32.
     unit = _power_of_two(lax.stop_gradient(scale))
     return _squares(x / unit, y / unit, scale / unit)
@@ -175,10 +174,17 @@ def distances(
     Two copies of points that are computed in a program may be rounded differently. The slope at a
     point and its copy would be a rounding error divided by another.
     """
+    x, y, scale = _in_the_wider(x, y, scale)
     squares = squared_distances(x, y, scale)
     norms = (jnp.sum((lax.stop_gradient(part) / scale) ** 2, axis=1) for part in (x, y))
     apart = (16 * jnp.finfo(squares.dtype).eps) ** 2 * jnp.add.outer(*norms)
     return safe_sqrt(jnp.where(squares <= apart, lax.stop_gradient(squares), squares))
+
+
+def _in_the_wider(x: Array, y: Array, scale: Any) -> list[Array]:
+    """All in the dtype of more bits of two samples."""
+    wider = max(x.dtype, y.dtype, key=lambda dtype: jnp.finfo(dtype).bits)
+    return [jnp.asarray(part).astype(wider) for part in (x, y, scale)]
 
 
 def _power_of_two(scale: Float[Array, "*d"]) -> Float[Array, "*d"]:

@@ -472,12 +472,13 @@ def test_points_whose_distance_overflows_are_unlike(kernel):
     assert float(far[0, 0]) == 0
 
 
-def test_samples_of_two_precisions():
-    x, y = (jnp.asarray(np.random.default_rng(0).normal(size=(5, 2))) for _ in range(2))
+@pytest.mark.parametrize("kind", [kbr.Gaussian, kbr.Matern12])
+def test_samples_of_two_precisions(kind):
+    x, y = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5, 2)))
     single = x.astype(jnp.float32)
 
     def total(h, a, b):
-        return jnp.sum(kbr.gram(kbr.Gaussian(h), a, b))
+        return jnp.sum(kbr.gram(kind(h), a, b))
 
     for a, b in ((single, y), (y, single)):
         found = jax.grad(total)(1.0, a, b)
