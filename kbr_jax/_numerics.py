@@ -161,7 +161,7 @@ def squared_distances(
     """
     x, y, scale = _in_the_wider(x, y, scale)
     # By a power of two nothing is rounded, and 1 / scale^2 stays inside the range of float32.
-    unit = _power_of_two(lax.stop_gradient(scale))
+    unit = power_of_two(lax.stop_gradient(scale))
     return _squares(x / unit, y / unit, scale / unit)
 
 
@@ -187,7 +187,7 @@ def _in_the_wider(x: Array, y: Array, scale: Any) -> list[Array]:
     return [jnp.asarray(part).astype(wider) for part in (x, y, scale)]
 
 
-def _power_of_two(scale: Float[Array, "*d"]) -> Float[Array, "*d"]:
+def power_of_two(scale: Float[Array, "*d"]) -> Float[Array, "*d"]:
     """A power of two near to a scale. `exp2` would round, and copies would lie apart."""
     bits = 7 if jnp.finfo(scale.dtype).bits <= 32 else 10
     largest = 2**bits - 2

@@ -620,6 +620,15 @@ def test_gradient_descent_is_never_worse_than_its_starts():
         assert float(kbr.embedding.decoding_objective(embedding, point)) <= best + 1e-12
 
 
+@pytest.mark.parametrize("unit", [1e-9, 1e9, 1e12])
+def test_gradient_descent_in_any_unit(unit):
+    def found(unit):
+        embedding = kbr.embed(kbr.Gaussian(unit), unit * VECTORS[2], jnp.abs(signed(35)))
+        return kbr.embedding.decode_gradient(embedding, learning_rate=0.05 * unit) / unit
+
+    close(found(unit), found(1.0), rtol=1e-5)
+
+
 def test_gradient_descent_under_vmap():
     x = VECTORS[2]
     weights = jnp.stack([signed(seed) for seed in (38, 39)])

@@ -145,6 +145,18 @@ def test_energy_score(d):
         np.testing.assert_allclose(found[row], expected, rtol=1e-9)
 
 
+@pytest.mark.parametrize("unit", [1e-25, 1e-20, 1e25])
+def test_energy_score_in_any_unit(unit):
+    embedding, happened = signed(d=2), RNG.normal(size=2)
+    one = kbr.embedding.energy_score(embedding, happened)
+    points, weights = (
+        jnp.asarray(part, jnp.float32) for part in (embedding.points, embedding.weights)
+    )
+    moved = kbr.Embedding(embedding.kernel, np.float32(unit) * points, weights)
+    found = kbr.embedding.energy_score(moved, np.float32(unit * happened))
+    np.testing.assert_allclose(found / np.float32(unit), one, rtol=1e-4)
+
+
 def test_energy_score_is_the_crps():
     embedding = signed()
     grid = np.linspace(-6, 6, 200001)

@@ -180,7 +180,9 @@ def _descend(
     first = as_points(starts, "starts")
     check_alike(first, "starts", embedding.points, "embedding.points")
     first = first.astype(embedding.points.dtype)
-    optimizer = optax.adam(optax.cosine_decay_schedule(rate.astype(first.dtype), steps))
+    # A slope is in inverse units of the points: Adam's own `eps` of 1e-8 would hold large units.
+    schedule = optax.cosine_decay_schedule(rate.astype(first.dtype), steps)
+    optimizer = optax.adam(schedule, eps=float(jnp.finfo(first.dtype).tiny) ** 0.5)
 
     def descend(start, embedding):
         objective = jax.value_and_grad(lambda y: decoding_objective(embedding, y))

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._numerics import one_program
+from .._numerics import one_program, power_of_two
 from .._typing import Array, ArrayLike, Float, Point, Points
 from ..kernels import Energy, gram_matvec
 from ._densities import bandwidths, equal, is_label, log_volume, probabilities, real_rows
@@ -39,10 +39,14 @@ def energy_score(embedding: Embedding, points: Point | Points) -> Float[Array, "
 def _energy_scores(
     atoms: Float[Array, "n d"], rows: Float[Array, "b d"], weights: Float[Array, "b n"]
 ) -> Float[Array, " b"]:
-    kernel = Energy(jnp.mean(atoms, axis=0))
+    # Squares of numbers below 1e-19 are 0 in float32.
+    center = jnp.mean(atoms, axis=0)
+    most = lax.stop_gradient(jnp.max(jnp.abs(atoms - center)))
+    unit = power_of_two(jnp.where(most > 0, most, 1))
+    atoms, rows, kernel = atoms / unit, rows / unit, Energy(center / unit)
     smooth = gram_matvec(kernel, atoms, atoms, weights.T).T
     cross = jnp.sum(kernel.gram(rows, atoms) * weights, axis=-1)
-    return kernel.diagonal(rows) - 2 * cross + jnp.sum(smooth * weights, axis=-1)
+    return unit * (kernel.diagonal(rows) - 2 * cross + jnp.sum(smooth * weights, axis=-1))
 
 
 def log_score(
