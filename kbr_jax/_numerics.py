@@ -56,7 +56,8 @@ def nan_unless_finite(x: Inexact[Array, "..."], axis: int | None = None) -> Floa
     """NaN where a number is not finite, else 0.
 
     In place of a constant NaN: XLA for CPUs (jaxlib 0.10 to 0.12) makes of `exp(where(ok, x, nan))`
-    in float32 code that returns what happens to be in memory. A computed NaN is kept.
+    with a scalar `ok` in float32 code that returns what happens to be in memory. A computed NaN is
+    kept.
     """
     return lax.stop_gradient(jnp.sum(jnp.abs(x) * 0, axis=axis))
 

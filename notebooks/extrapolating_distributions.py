@@ -63,7 +63,7 @@ stacked = {name: kbr.dynamics.combine(density, observed[name], kbr.dynamics.stac
 for name, prediction in predictions.items():
     last = kbr.embed(density, drifts[name][-2])
     distances = [kbr.experimental.mmd_mixture(p, truths[name]) for p in (last, prediction, stacked[name])]
-    print(f"{name:30s} last set {distances[0]:.3f}, predicted {distances[1]:.3f}, stacked forecast_coefficients {distances[2]:.3f}")
+    print(f"{name:30s} last set {distances[0]:.3f}, predicted {distances[1]:.3f}, stacked forecast {distances[2]:.3f}")
 
 # %% [markdown]
 # ## Samples of the future

@@ -96,8 +96,9 @@ print(f"share of time that the counter is busy, expected {busy:.2f}, true {float
 #
 # Now a counter at the door says that about 0.2 customers arrive in a minute. Two ways take the simulations as they are. Where the
 # density of the new prior is known, relative to that of the simulations, the atoms of the posterior are weighted by it. Where the
-# prior is only a sample, kernel Bayes' rule takes it as it is. With this few simulations near so narrow a prior, it goes only a part
-# of the way from the first posterior to the reference for this prior, computed below.
+# prior is only a sample, kernel Bayes' rule takes it as it is. With this few simulations near so narrow a prior, the range
+# and the rate go only a part of the way from the first posterior to the reference for this prior, computed below, and the shortest
+# service moves away from it.
 
 # %%
 def at_the_door(theta):

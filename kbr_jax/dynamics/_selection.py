@@ -150,8 +150,11 @@ def rolling_origin_errors(
     Its mean is what to choose the regularizer, step weights and bandwidth by (with a fixed `kernel`
     for the bandwidth):
 
-        loss = lambda p: jnp.mean(kbr.rolling_origin_errors(kbr.refit_dynamics(model,
-        regularizer=p))) kbr.grid_search(loss, jnp.logspace(-4, 0, 20)).parameters
+        def loss(regularizer):
+            refitted = kbr.dynamics.refit_dynamics(model, regularizer=regularizer)
+            return jnp.mean(kbr.dynamics.rolling_origin_errors(refitted))
+
+        kbr.grid_search(loss, jnp.logspace(-4, 0, 20)).parameters
 
     **Arguments:** `first`, sets to learn from at least, >= 2, and `steps` ahead k (both static);
     `kernel` whose RKHS measures the error, by default the model's own.

@@ -113,7 +113,7 @@ class AbstractKernel(eqx.Module):
         return _by_pairs(self, x, y)
 
     def diagonal(self, x: Points) -> Float[Array, " n"]:
-        """`[k(x_i, x_i)]_i` for a checked sample; users call `kbr_jax.diagonal`."""
+        """`[k(x_i, x_i)]_i` for a checked sample; users call `kbr_jax.kernels.diagonal`."""
         return jax.vmap(lambda a: self(a, a))(x)
 
     def check(self, x: Points, name: str) -> None:

@@ -56,8 +56,9 @@ TRIALS, REFINEMENTS, STEPS, RATE = 24, 16, 5, 0.1
 #: One object, so that all calls share a compiled step.
 OPTIMIZER = optax.adam(RATE)
 #: Ranges that are searched. Bandwidths are in units of the states' scale and of the median distance
-#: of observations. With states' bandwidths up to 1.4, not 1, the best of 24 candidates had a test
-#: error of .035 for .040 in the look-alike room (.001), and the same within 1 % in five problems.
+#: of observations. With an upper end of 1.4 for states in place of 1 the best of 24 candidates had
+#: a test error of .035 for .040 in the look-alike room (.001), and the same within 1 % in five
+#: problems.
 RANGES = {
     "bandwidth_states": (0.05, 1.5),
     "bandwidth_observations": (0.1, 1.5),
