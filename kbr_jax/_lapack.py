@@ -171,25 +171,26 @@ def _(primals, tangents):
 
 @jax.custom_jvp
 @one_program
-def pseudo_inverse(
-    matrix: Float[Array, "n n"], cutoff: Float[Array, ""] | float
-) -> Float[Array, "n n"]:
-    """Pseudo-inverse of a symmetric matrix; eigenvalues up to `cutoff` times the largest are 0.
+def pseudo_inverse(matrix: Float[Array, "n n"], floor: Float[Array, ""]) -> Float[Array, "n n"]:
+    """Pseudo-inverse of a symmetric matrix without eigenvalues below `floor`.
 
-    Cost O(n^3).
+    Those that rounding put below it are raised. With `floor` 0, eigenvalues up to 10 n eps times
+    the largest are 0. Cost O(n^3).
     """
     values, vectors = _eigh(matrix)
     size = jnp.abs(values)
-    kept = size > cutoff * jnp.max(size)
+    kept = size > 10 * len(matrix) * jnp.finfo(matrix.dtype).eps * jnp.max(size)
+    kept, values = kept | (floor > 0), jnp.where(floor > 0, jnp.maximum(values, floor), values)
     return matmul(vectors * jnp.where(kept, 1 / jnp.where(kept, values, 1), 0), vectors.T)
 
 
 @pseudo_inverse.defjvp
 def _(primals, tangents):
-    (matrix, cutoff), (change, _) = primals, tangents
-    inverse = pseudo_inverse(matrix, cutoff)
+    (matrix, floor), (change, _) = primals, tangents
+    inverse = pseudo_inverse(matrix, floor)
     change = (change + change.T) / 2
     outside = jnp.eye(matrix.shape[0], dtype=matrix.dtype) - matmul(matrix, inverse)
+    outside = jnp.where(floor > 0, 0, outside)
     cross = matmul(matmul(matmul(inverse, inverse), change), outside)
     return inverse, cross + cross.T - matmul(inverse, matmul(change, inverse))
 

@@ -620,6 +620,35 @@ def test_gradient_descent_is_never_worse_than_its_starts():
         assert float(kbr.embedding.decoding_objective(embedding, point)) <= best + 1e-12
 
 
+@pytest.mark.parametrize("kernel", [kbr.Matern12(1.0), kbr.Laplace(1.0), kbr.kernels.Energy()])
+@pytest.mark.parametrize("find", [kbr.embedding.decode_gradient, kbr.herding.herd_continuous])
+def test_a_point_at_a_cusp_moves_with_its_atom(kernel, find):
+    weights = jnp.array([0.1, 0.7, 0.2])
+
+    def found(y):
+        embedding = kbr.embed(kernel, y, weights)
+        if find is kbr.embedding.decode_gradient:
+            return find(embedding)
+        return find(embedding, num_points=1).embedding.points[0]
+
+    y = jnp.array([0.0, 1.0, 3.0])
+    close(found(y), 1.0)
+    close(jax.grad(found)(y), [0.0, 1.0, 0.0])
+
+
+def test_the_mode_at_an_atom_of_symmetric_data_moves_with_all_atoms():
+    y = jnp.array([-1.0, 0.0, 1.0])
+
+    def embedding(y):
+        return kbr.embed(kbr.Gaussian(2.0), y, jnp.full(3, 1 / 3))
+
+    def herded(y):
+        return kbr.herding.herd_continuous(embedding(y), num_points=1).embedding.points[0]
+
+    check_gradient(herded, y)
+    close(jax.grad(lambda y: kbr.embedding.decode_gradient(embedding(y)))(y), jax.grad(herded)(y))
+
+
 @pytest.mark.parametrize("unit", [1e-9, 1e9, 1e12])
 def test_gradient_descent_in_any_unit(unit):
     def found(unit):

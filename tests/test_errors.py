@@ -794,6 +794,13 @@ CASES = {
         "at least 4 sampled sets .* got 2",
     ),
     "decay": (lambda: kbr.dynamics.recency_weights(3, 0.0), "`decay` must be positive"),
+    "decay above 1": (lambda: kbr.dynamics.recency_weights(3, 1.5), "`decay` must be at most 1"),
+    "coefficients of mixtures": (
+        lambda: kbr.experimental.combine_mixtures(
+            kbr.experimental.gaussian_mixture(np.zeros((3, 2, 1)), np.ones((3, 2))), [2.0]
+        ),
+        "`coefficients` has shape",
+    ),
     "coefficients": (
         lambda: kbr.dynamics.combine(G, TWO_SETS, jnp.ones(3)),
         "`coefficients` has shape .* each of 2 points",

@@ -612,6 +612,21 @@ def test_dynamics_of_distributions(form):
     )
 
 
+@pytest.mark.parametrize("ridge", [1e-6, 1e-5])
+def test_leaving_a_step_out_with_a_tiny_ridge(ridge):
+    """The first version dropped eigenvalues up to eps times the largest: .143 for .017."""
+    rng = np.random.default_rng(0)
+    points = rng.normal(size=(30, 50, 1)) + 0.4 * np.arange(30)[:, None, None] / 30
+    points[7] = points[20]
+    gram = np.float32([[gaussian(a, b).mean() for b in points] for a in points])
+    model = kbr.dynamics.fit_dynamics(KERNEL, None, gram=jnp.asarray(gram), regularizer=ridge)
+    weights = np.linalg.inv(gram[:-1, :-1].astype(float) + ridge * np.eye(29))
+    left_out = weights / np.diagonal(weights)[:, None]
+    errors = np.einsum("ts,tu,su->t", left_out, left_out, gram[1:, 1:].astype(float))
+    found = np.mean(kbr.dynamics.leave_one_out_errors(model))
+    np.testing.assert_allclose(found, errors.mean(), rtol=0.1)
+
+
 @pytest.mark.parametrize("rule", ["greedy", "chen2010", "line-search", "min-norm-point", "sbq"])
 def test_herding(rule):
     embedding = kbr.embed(KERNEL, X)
@@ -754,6 +769,55 @@ def test_causal_curves():
     linear = (kbr.Polynomial(degree=1),) * 2
     model = kbr.causal.fit_instrument(a, iv, y, kernels=linear)
     close(kbr.causal.structural(model, doses), doses, 0.25)
+
+
+def test_default_products_of_many_parts_find_a_shift():
+    """The first version had p = 1."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    x, y = jax.random.normal(keys[0], (30, 5)), jax.random.normal(keys[1], (30, 5)) + 2
+    found = kbr.hypotheses.two_sample_test(None, tuple(x.T), tuple(y.T), key=keys[2])
+    assert float(found.p_value) < 0.01
+
+
+@pytest.mark.filterwarnings("ignore:Most digits")
+@pytest.mark.parametrize("zero", [0.0, 1e3, 3e3, 1e4])
+def test_a_linear_kernel_far_from_zero_still_finds_an_effect(zero):
+    """The first version took a Gram matrix of few digits for a constant one: p = .5, effect 0."""
+    keys = jax.random.split(jax.random.key(0), 4)
+    x = jax.random.normal(keys[0], (200, 2))
+    arm = jax.random.bernoulli(keys[1], 0.5, (200,))
+    arms = arm.astype(jnp.float32)
+    y = zero + x[:, 0] + 2 * arms + jax.random.normal(keys[2], (200,)) / 2
+    linear = kbr.Linear()
+    found = kbr.hypotheses.treatment_effect_test(linear, x, arm, y, key=keys[3])
+    assert float(found.p_value) < 1e-6 and 2 < float(found.effect) < 6
+    other = kbr.hypotheses.independence_test(linear, linear, arms, y, key=keys[3])
+    assert float(other.p_value) < 0.01 and float(other.effect) > 0
+
+
+@pytest.mark.parametrize("bridge", ["outcome", "moment", "robust"])
+def test_a_band_does_not_depend_on_the_zero_of_y(bridge):
+    """The mean of the first version was off by 6 at 10 000: weights summed to 1.0006."""
+    rng = np.random.default_rng(0)
+    u, *noise = rng.normal(size=(5, 500))
+    w, z, a = u + noise[0] / 2, u + noise[1] / 2, u + noise[2]
+    parts = (jnp.asarray(part, jnp.float32) for part in (a, w, z, a - 2 * u + noise[3] / 10))
+    a, w, z, y = parts
+    doses = jnp.linspace(-1.5, 1.5, 4)
+    names = {"outcome": "fit_outcome_bridge"}
+    fit = getattr(kbr.causal, names.get(bridge, "fit_moment_bridge"))
+
+    def band(shift):
+        model = fit(a, w, z, y + shift)
+        if bridge == "robust":
+            model = kbr.causal.doubly_robust(
+                model, kbr.causal.fit_treatment_bridge(a, w, z, y + shift)
+            )
+        return kbr.causal.confidence_band(model, doses, key=jax.random.key(0))
+
+    here, there = band(0.0), band(1e4)
+    np.testing.assert_allclose(there.mean - 1e4, here.mean, atol=0.05)
+    np.testing.assert_allclose(there.lower - 1e4, here.lower, atol=0.05)
 
 
 @pytest.mark.parametrize("name", ["independence", "change detector", "HSIC", "power"])
@@ -905,6 +969,21 @@ def test_kmeanspp_in_any_unit(unit):
     points = jnp.asarray(unit * np.repeat(X64[:7], 3, axis=0), jnp.float32)
     chosen = kbr.features.kmeanspp_landmarks(None, points, rank=12, key=jax.random.key(1))
     assert int(chosen.active.sum()) == 7
+
+    def moved(unit):
+        points = jnp.asarray(unit * X64, jnp.float32)
+        options = {"rank": 3, "key": jax.random.key(1), "num_iterations": 5}
+        return np.asarray(kbr.features.kmeanspp_landmarks(None, points, **options).points) / unit
+
+    np.testing.assert_allclose(moved(unit), moved(1.0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("unit", [1e-30, 1e-20, 1e20])
+def test_the_median_heuristic_in_any_unit(unit):
+    def median(unit):
+        return np.float64(kbr.median_heuristic(jnp.asarray(unit * X64, jnp.float32))) / unit
+
+    np.testing.assert_allclose(median(unit), median(1.0), rtol=1e-5)
 
 
 def test_digits_that_are_lost_are_named():

@@ -508,6 +508,29 @@ def test_traced_nan_is_no_p_value():
         assert np.isnan(result.p_value) and np.all(np.isnan(result.effect))
 
 
+@pytest.mark.parametrize("kernels", ["default", "narrow", "all narrow"])
+def test_a_kernel_that_is_far_too_narrow_decides_nothing(kernels):
+    """The first version had p = 1: the rounding of one kernel held for all."""
+    x, y = np.random.default_rng(0).normal(size=(2, 30, 8))
+    y += 2
+    if kernels == "default":  # products of the narrowest kernels of all parts
+        found = kbr.hypotheses.two_sample_test(None, tuple(x.T), tuple(y.T), key=KEY)
+    else:
+        widths = [1e-4, 1e-3] if kernels == "all narrow" else np.logspace(-3, 1, 9)
+        given = [kbr.Gaussian(width) for width in widths]
+        found = kbr.hypotheses.two_sample_test(given, x, y, key=KEY)
+    assert float(found.p_value) == 1 if kernels == "all narrow" else found.p_value < 0.01
+
+
+def test_samples_of_two_precisions_in_any_order():
+    x, y = X[:11], Y.astype(np.float32)
+    first = kbr.hypotheses.independence_test(G, G, x, y[:11], key=KEY, num_permutations=50)
+    second = kbr.hypotheses.independence_test(G, G, y[:11], x, key=KEY, num_permutations=50)
+    assert first.statistic.dtype == second.statistic.dtype == np.float64
+    close(first.statistic, second.statistic)
+    assert kbr.hypotheses.two_sample_test(G, y, x, key=KEY).statistic.dtype == np.float64
+
+
 def test_random_signs_say_where_they_are_valid():
     x = jax.random.normal(jax.random.key(0), (30, 1))
     options = {"key": jax.random.key(1), "num_permutations": 20}

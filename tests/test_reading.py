@@ -121,6 +121,16 @@ def test_modes_of_two_normal_densities():
     assert np.all(np.isnan(places[2:])) and np.all(np.asarray(heights[2:]) == 0)
 
 
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_mode_between_two_atoms_is_found(count):
+    points = jnp.array([-0.9, 0.9, 6.0])
+    embedding = kbr.embed(kbr.Gaussian(1.0), points, jnp.array([4.0, 4.0, 5.0]) / 13)
+    places, heights = modes(embedding, count, bandwidth=0.4)
+    expected = np.array([0.0, 6.0, np.nan])[:count]
+    np.testing.assert_allclose(places, expected, atol=1e-3)
+    assert np.all(np.diff(heights) <= 0)
+
+
 def test_modes_of_a_batch_of_vectors():
     embedding = signed(2, d=2)
     places, heights = modes(embedding, 3)

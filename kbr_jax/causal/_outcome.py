@@ -284,6 +284,8 @@ def _moments(
     square = jnp.sum(whole.one**2)
     center = matmul(whole.one, whole.cross) / square
     level = matmul(whole.one, moved) / square
+    # Weights sum to 1. A tiny ridge makes the rounding of a row's sum large.
+    slope = slope - jnp.sum(slope, axis=1, keepdims=True) * share
     fit = Smoothed(center, slope, level)
     left = whole.risk(whole, ridge) / jnp.sum(whole.outcome**2)
     return fit, ridge, 1 - left

@@ -149,6 +149,9 @@ def _band(
     # `fit.share` are the weights of the intercept, which moments do not take as uniform.
     uniform, n = bridge.features.uniform, bridge.features.count
     used = uniform > 0
+    # Weights sum to 1 up to rounding, which counts where y is far from 0.
+    origin = jnp.sum(jnp.where(used, y, 0) * uniform)
+    y = jnp.where(used, y - origin, 0)
     weights = model.weights(doses, None)
     left = 1 - jnp.sum((bridge.features.matrix - fit.center) * fit.slope.T, axis=1) - fit.share
     # A unit that decides its own fit has a residual of rounding. A fit of moments is no projection,
@@ -167,5 +170,5 @@ def _band(
     noise = jax.random.normal(key, (draws, y.size), y.dtype)
     ratios = jnp.abs(matmul(noise, influence.T)) / n / jnp.where(error > 0, error, 1)
     reach = jnp.quantile(jnp.max(ratios, axis=1), level.astype(y.dtype)) * error
-    mean = matmul(weights, y)
+    mean = origin + matmul(weights, y)
     return Band(doses, mean, error, mean - reach, mean + reach)

@@ -196,10 +196,9 @@ def coefficient_matrix(
     identity = jnp.eye(root.shape[0], dtype=gram.dtype)
     scaled = root[:, None] * gram[:-1, :-1] * root[None, :] + ridge * identity
     # The pseudo-inverse is what the limit of lambda to 0 means where embeddings are linearly
-    # dependent. With a ridge no eigenvalue is 0, and small ones decide the leave-one-out errors.
-    eps = jnp.finfo(gram.dtype).eps
-    cutoff = jnp.where(ridge > 0, eps, 10 * root.shape[0] * eps).astype(gram.dtype)
-    inverse = pseudo_inverse(scaled, cutoff)
+    # dependent. With a ridge no eigenvalue is below it, and small ones decide the leave-one-out
+    # errors.
+    inverse = pseudo_inverse(scaled, jnp.asarray(ridge, gram.dtype))
     return root[:, None] * (inverse + inverse.T) / 2 * root[None, :]
 
 
@@ -299,5 +298,7 @@ def recency_weights(num_sets: int, decay: ArrayLike) -> Float[Array, " t"]:
     if count < 2:
         raise ValueError("`num_sets` is the number of sets; there are steps from 2 on.")
     decay = as_positive(decay, "decay", scalar=True)
+    if is_concrete(decay) and float(decay) > 1:
+        raise ValueError(f"`decay` must be at most 1: earlier steps weigh less. Got {decay}.")
     weights = decay ** jnp.arange(count - 2, -1, -1).astype(decay.dtype)
     return weights / jnp.mean(weights)

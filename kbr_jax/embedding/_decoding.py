@@ -26,7 +26,7 @@ from .._checks import (
 from .._lapack import determinant, solve, svd
 from .._numerics import HIGHEST, matmul, nan_unless_finite, one_program, safe_divide
 from .._typing import Array, ArrayLike, Bool, Float, Point, Points
-from ..kernels import Gaussian
+from ..kernels import AbstractKernel, Gaussian
 from ._embedding import Embedding, check_unbatched, evaluate
 
 #: Descents of `decode_gradient`, from the best points of the sample.
@@ -159,7 +159,8 @@ def decode_gradient(
       to zero over the steps (cosine).
 
     **Returns:** the best point seen over all starts and steps, never worse than the best start. Its
-    gradient is that of the stationary point it found. Cost O(s num_steps n d); for a gradient also
+    gradient is that of the stationary point it found; at the cusp of a kernel such as `Matern12`,
+    that of the start. It holds where the descent has converged. Cost O(s num_steps n d); for a gradient also
     O(n d^2 + d^3). **Raises:** `ValueError` for a batch, for points that are not one real array,
     and for `starts` unlike them.
     """
@@ -202,20 +203,34 @@ def _descend(
 
     fixed = lax.stop_gradient((first, embedding))
     points, values = jax.vmap(descend, in_axes=(0, None))(*fixed)
-    best = points[jnp.argmin(values)]
-    best = stationary(lambda y: decoding_objective(embedding, y), best, jnp.ones_like(best, bool))
-    return _unless_nan(embedding, best)
+    index = jnp.argmin(values)
+    best = points[index]
+
+    def objective(y):
+        return decoding_objective(embedding, y)
+
+    free = jnp.ones_like(best, bool)
+    return _unless_nan(
+        embedding, stationary(objective, embedding.kernel, first[index], best, free)
+    )
 
 
 def stationary(
-    function: Callable[[Array], Array], end: Array, free: Bool[Array, "..."]
+    function: Callable[[Array], Array],
+    kernel: AbstractKernel,
+    start: Array,
+    end: Array,
+    free: Bool[Array, "..."],
 ) -> Float[Array, "..."]:
     """The `end` of an ascent, with the gradient of the stationary point there.
 
     It is that of the implicit function theorem, in the coordinates that are `free`; 0 where the
-    Hessian is singular. The gradient through the steps is NaN where a slope is 0.
+    Hessian is singular. The gradient through the steps is NaN where a slope is 0. An end that did
+    not leave the cusp of a kernel at its start moves with the start.
     """
     end = lax.stop_gradient(end)
+    fixed = lax.stop_gradient(kernel)
+    cusp = jnp.all(jax.hessian(lambda z: fixed(z, end))(end) == 0)
 
     def slope(z):
         return jnp.where(free, jax.grad(function)(z), z - end)
@@ -227,7 +242,8 @@ def stationary(
         found = solve(matrix, right.reshape(-1, 1)).reshape(right.shape)
         return jnp.where(usable, found, 0)
 
-    return lax.custom_root(slope, end, lambda _, start: start, tangent)
+    found = lax.custom_root(slope, end, lambda _, start: start, tangent)
+    return jnp.where(cusp & jnp.all(end == start), start, found)
 
 
 @jax.custom_jvp

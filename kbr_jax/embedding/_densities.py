@@ -19,6 +19,8 @@ SHIFTS = 50
 #: Scott's bandwidth is at least this share of the spread of the atoms, so that the density of one
 #: atom is finite.
 LEAST_BANDWIDTH = 1e-3
+#: Starts of the mean shift at least, where there are so many.
+_STARTS = 64
 #: Squared distance, in bandwidths, of two starts or two modes that count as one.
 _CLOSE = 0.25
 
@@ -149,7 +151,9 @@ def _modes(
     n = len(atoms)
     same = (logs > -_CLOSE / 2) & jnp.tril(jnp.ones((n, n), bool), -1)
     is_top = is_top & ~jnp.any(same & is_top, axis=1)
-    found = lax.top_k(jnp.where(is_top, heights, -1), count)[1]
+    # Some starts end at one mode, and a mode between two atoms is higher than both.
+    tries = min(n, max(4 * count, _STARTS))
+    found = lax.top_k(jnp.where(is_top, heights, -1), tries)[1]
     starts, known = atoms[found], is_top[found]
 
     def shift(_, places):
@@ -164,9 +168,9 @@ def _modes(
     places, heights, known = places[order], heights[order], known[order]
     # Two starts may end at one mode: the first of them stays.
     apart = squared_distances(places / width, places / width)
-    earlier = jnp.tril(jnp.ones((count, count), bool), -1)
+    earlier = jnp.tril(jnp.ones((tries, tries), bool), -1)
     known = known & ~jnp.any(earlier & (apart < _CLOSE) & known[None, :], axis=1)
-    order = jnp.argsort(~known, stable=True)
+    order = jnp.argsort(~known, stable=True)[:count]
     places, heights, known = places[order], heights[order], known[order]
     densities = jnp.exp(jnp.log(jnp.where(known, heights, 1)) - log_volume(width))
     return jnp.where(known[:, None], places, jnp.nan), jnp.where(known, densities, 0)

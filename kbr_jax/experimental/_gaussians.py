@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._checks import as_points, as_real, as_weights, check_alike
+from .._checks import as_float, as_points, as_real, as_weights, check_alike
 from .._lapack import cholesky, triangular_solve
 from .._numerics import exp, matmul, safe_sqrt, squared_distances
 from .._typing import Array, ArrayLike, Float, Points
@@ -139,7 +139,9 @@ def combine_mixtures(mixtures: GaussianMixture, coefficients: ArrayLike) -> Gaus
     means, covariances = (
         leaf.reshape(-1, *leaf.shape[2:]) for leaf in (mixtures.means, mixtures.covariances)
     )
-    shares = jnp.asarray(coefficients)[:, None] * mixtures.shares
+    dtype = mixtures.shares.dtype
+    rows = as_weights(as_float(coefficients), len(mixtures.means), "coefficients", dtype)
+    shares = rows.astype(dtype)[:, None] * mixtures.shares
     return GaussianMixture(means, covariances, shares.reshape(-1))
 
 

@@ -26,7 +26,7 @@ from .._lapack import solve
 from .._typing import Array, ArrayLike, Float, Points
 from ..embedding import Embedding, check_unbatched, evaluate
 from ..embedding._decoding import stationary
-from ..kernels import diagonal
+from ..kernels import AbstractKernel, diagonal
 from ._herding import HerdingResult
 
 #: Newton steps at the end of each ascent; they stop improving where rounding does.
@@ -124,7 +124,7 @@ def _herd(
             return evaluate(embedding, z) - (evaluate(past, z) + kernel(z, z) / 2) / k
 
         first = jnp.argsort(-(target - (total + own) / k))[:num_starts]
-        ends = jax.vmap(lambda z: _ascend(score, z, rate, low, high, steps))(take(starts, first))
+        ends = jax.vmap(lambda z: _ascend(score, kernel, z, rate, low, high, steps))(take(starts, first))
         best = ends[jnp.argmax(jax.vmap(score)(ends))]
         linear = linear + evaluate(embedding, best)
         square = square + 2 * evaluate(past, best) + kernel(best, best)
@@ -146,13 +146,19 @@ def _herd(
 
 
 def _ascend(
-    score: Callable, start: Float[Array, "..."], rate, low, high, steps: int
+    score: Callable,
+    kernel: AbstractKernel,
+    start: Float[Array, "..."],
+    rate: Array,
+    low: Array,
+    high: Array,
+    steps: int,
 ) -> Float[Array, "..."]:
     """A point no worse than the start.
 
     Adam with a decaying rate inside the box, then Newton steps that go up.
     """
-    optimizer = optax.scale_by_adam()
+    optimizer = optax.scale_by_adam(eps=float(jnp.finfo(start.dtype).tiny) ** 0.5)  # any unit
     value_and_gradient = jax.value_and_grad(score)
 
     def climb(carry, t):
@@ -180,6 +186,6 @@ def _ascend(
         return jnp.where(score(trial) > score(z), trial, z), None  # not so NaN
 
     end = lax.stop_gradient(lax.scan(newton, best, length=_NEWTON_STEPS)[0])
-    found = stationary(score, end, (end > low) & (end < high))
+    found = stationary(score, kernel, start, end, (end > low) & (end < high))
     # At a bound it moves with the bound.
     return jnp.where(end <= low, low, jnp.where(end >= high, high, found))

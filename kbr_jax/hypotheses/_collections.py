@@ -27,6 +27,7 @@ from ..kernels import (
 )
 from ..kernels._base import flat
 from ..kernels._defaults import warn_of_amounts
+from ._results import rounding
 
 #: Points that the distances are read from.
 _POINTS = 1000
@@ -149,12 +150,15 @@ def fused(
 
     `found` are the statistics `[kernels]`, their null `[draws, kernels]`, their magnitudes
     `[kernels]`, and the units of the statistics `[kernels]`, 0 for a matrix of zeros. The fields
-    are the best kernel, its effect, and the interval, for which there may be no theory.
+    are the best kernel, its effect, and the interval, for which there may be no theory. Which
+    kernels count depends on what a permutation leaves as it is: the level stays exact.
     """
     statistics, null, magnitude, units = found
     best = jnp.zeros((), int)
     if statistics.shape[0] > 1:
-        units = jnp.where(units > 0, units, 1)
+        # A kernel that is far too narrow says nothing: its unit is the rounding of its statistic.
+        lost = rounding(magnitude) > units / 100
+        units = jnp.where(lost, jnp.inf, jnp.where(units > 0, units, 1))
         best = jnp.argmax(statistics / units)
         statistics, null, magnitude = (
             jnp.max(part / units, axis=-1, keepdims=True) for part in (statistics, null, magnitude)

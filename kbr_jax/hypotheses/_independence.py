@@ -12,7 +12,16 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh
 
-from .._checks import as_count, as_points, check_finite, check_memory, check_same_size, size, take
+from .._checks import (
+    as_count,
+    as_points,
+    check_finite,
+    check_memory,
+    check_same_size,
+    in_one_precision,
+    size,
+    take,
+)
 from .._numerics import matmul, safe_sqrt
 from .._typing import Array, Float, Points, PRNGKeyArray
 from ..features import FeatureChoice
@@ -23,6 +32,7 @@ from ._results import (
     centered,
     from_null,
     interval_of,
+    is_constant,
     relevant,
     simulate,
     warn_if_hopeless,
@@ -94,6 +104,7 @@ def independence_test(
     """
     x, y = check_finite(as_points(x, "x"), "x"), check_finite(as_points(y, "y"), "y")
     check_same_size(x, "x", y, "y")
+    x, y = in_one_precision(x, y)
     n = size(x)
     if n < 2:
         raise ValueError("An independence test needs at least 2 pairs.")
@@ -141,12 +152,10 @@ class _Side(eqx.Module):
     rows: Float[Array, "k n"]
 
 
-def _side(size, wholes, diagonal, rows) -> _Side:
-    """From the row sums of squares, diagonal included."""
+def _side(size, constant, diagonal, rows) -> _Side:
+    """From the row sums of squares, diagonal included. A constant variable leaves rounding."""
     n = rows.shape[1]
     rows = jnp.maximum(rows - diagonal**2, 0)
-    # A constant variable leaves nothing but rounding.
-    constant = size <= 16 * jnp.finfo(size.dtype).eps * wholes
     squares = jnp.where(constant, 0, jnp.sum(rows, axis=1))
     return _Side(size, jnp.sum(diagonal, axis=1), squares, diagonal, rows / (n - 1))
 
@@ -200,7 +209,8 @@ def _of_matrices(center: Float[Array, "k n n"], whole: Float[Array, "k n n"]) ->
     wholes = jnp.mean(whole.astype(center.dtype) ** 2, axis=(1, 2))
     magnitude = relevant(jnp.mean(center**2, axis=(1, 2)), wholes)
     diagonal = jnp.diagonal(center, axis1=1, axis2=2)
-    return _side(magnitude, jnp.sqrt(wholes), diagonal, jnp.sum(center**2, axis=2))
+    constant = jax.vmap(is_constant)(whole)
+    return _side(magnitude, constant, diagonal, jnp.sum(center**2, axis=2))
 
 
 def _products(k: Float[Array, "a n m"], l: Float[Array, "b n m"]) -> Float[Array, "a b"]:  # noqa: E741
@@ -301,7 +311,7 @@ def _of_features(
         squares = jnp.mean(whole**2)
         magnitude = relevant(jnp.mean(center**2), squares) ** 2 * center.shape[1]
         rows = jnp.sum(matmul(center, matmul(center.T, center)) * center, axis=1)
-        return magnitude, squares * center.shape[1], jnp.sum(center**2, axis=1), rows
+        return magnitude, is_constant(whole), jnp.sum(center**2, axis=1), rows
 
     found = [one(*pair) for pair in zip(centers, wholes, strict=True)]
     return _side(*(jnp.stack(parts) for parts in zip(*found, strict=True)))

@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import Mesh
 
 from .._checks import padded
-from .._typing import Array, Float, Int, PRNGKeyArray, with_numbers
+from .._typing import Array, Bool, Float, Int, PRNGKeyArray, with_numbers
 from .._warnings import warn
 from ..devices import over_devices
 
@@ -157,6 +157,14 @@ def warn_if_hopeless(orders: int, sizes: str) -> None:
             f"With {sizes} no p-value is below {1 / orders:.2g}. Rows of a table are points; its "
             f"columns are a tuple of arrays."
         )
+
+
+def is_constant(matrix: Float[Array, "n r"]) -> Bool[Array, ""]:
+    """Whether the rows of a Gram or feature matrix are one, but for rounding.
+
+    Far from 0 some kernels leave few digits of a centered matrix; their rows still differ.
+    """
+    return jnp.all(jnp.abs(matrix - matrix[0]) <= rounding(jnp.max(jnp.abs(matrix))))
 
 
 def from_null(

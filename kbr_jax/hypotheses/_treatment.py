@@ -25,7 +25,7 @@ from .._typing import Array, ArrayLike, Bool, Float, Int, Points, PRNGKeyArray
 from .._warnings import warn
 from ..features import AbstractFeatureMap, FeatureChoice, fit_features
 from ..kernels import KernelLike, checked_kernel
-from ._results import TestResult, centered, interval_of, rounding
+from ._results import TestResult, centered, interval_of, is_constant, rounding
 from ._two_sample import student
 
 #: Propensities stay this far from 0 and 1: no point has more than 50 times the weight of others.
@@ -136,7 +136,12 @@ def treatment_effect_test(
         raise ValueError("`landmarks` must be a rank, `Landmarks` or `RandomFourier`.")
     gram = kernels[1].gram(y, y)
     found = _run(features.matrix.astype(dtype), gram, control, treated, usable, key, folds)
-    p_value, statistic, effect, interval, clipped = found
+    p_value, statistic, effect, interval, clipped, lost = found
+    if is_concrete(lost) and lost:
+        warn(
+            "Most digits of the kernel of y are lost to rounding: subtract the mean of y, or use "
+            "float64."
+        )
     if is_concrete(clipped) and clipped > _MANY:
         warn(
             f"{100 * float(clipped):.0f} % of the propensities are at their bounds {_CLIP} and "
@@ -204,7 +209,8 @@ def _run(
     n = phi.shape[0]
     # Coefficients have sum 0: a constant part of the kernel cancels, and would cost digits.
     center = centered(gram)
-    constant = jnp.max(jnp.abs(center)) <= rounding(jnp.max(jnp.abs(gram)))
+    constant, most = is_constant(gram), jnp.max(jnp.abs(gram))
+    lost = ~constant & (jnp.max(jnp.abs(center)) <= rounding(most))
     gram = jnp.where(constant, 0, center)
     # Halves and folds have their share of each arm.
     rest = 0 if control is None else jnp.where(control, 0, 2)
@@ -228,7 +234,7 @@ def _run(
     found = student(score, count - 1), score, effect, interval_of(effect, values)
     p_value, score, effect, interval = (jnp.where(usable, value, jnp.nan) for value in found)
     # No squared distance is negative.
-    return p_value.astype(gram.dtype), score, effect, jnp.maximum(interval, 0), clipped
+    return p_value.astype(gram.dtype), score, effect, jnp.maximum(interval, 0), clipped, lost
 
 
 def _coefficients(

@@ -20,6 +20,7 @@ from .._checks import (
     check_finite,
     check_memory,
     check_same_size,
+    in_one_precision,
     is_float,
     size,
     take,
@@ -50,6 +51,7 @@ def _checked(x: Points, y: Points) -> tuple[Points, Points, Points]:
         )
     if min(size(x), size(y)) < 2:
         raise ValueError("A two-sample test needs at least 2 points in each sample.")
+    x, y = in_one_precision(x, y)
     ordered = (x, y) if size(x) <= size(y) else (y, x)
     return x, y, jax.tree.map(lambda a, b: jnp.concatenate([a, b]), *ordered)
 

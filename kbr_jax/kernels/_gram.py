@@ -20,7 +20,14 @@ from .._checks import (
     take,
     without_padding,
 )
-from .._numerics import matmul, nan_unless_finite, one_program, safe_sqrt, squared_distances
+from .._numerics import (
+    matmul,
+    nan_unless_finite,
+    one_program,
+    power_of_two,
+    safe_sqrt,
+    squared_distances,
+)
 from .._typing import Array, ArrayLike, Bool, Float, Int, Points, PRNGKeyArray
 from ..devices import over_devices
 from ._base import AbstractKernel, KernelLike, as_kernel, check_real, flat
@@ -86,7 +93,10 @@ def median_distance(
     pairs: tuple[Int[Array, " p"], Int[Array, " p"]],
 ) -> Float[Array, ""]:
     """The core of `median_heuristic`."""
-    distances = safe_sqrt(squared_distances(rows, rows)[pairs])
+    # Squares of far smaller or larger numbers leave the range of float32.
+    most = lax.stop_gradient(jnp.max(jnp.abs(rows - rows[0])))
+    unit = power_of_two(jnp.where((most > 0) & jnp.isfinite(most), most, 1))
+    distances = unit * safe_sqrt(squared_distances(rows, rows, unit)[pairs])
     if known is None:
         median, mean = jnp.median(distances), jnp.mean(distances)
     else:

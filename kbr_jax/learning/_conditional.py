@@ -196,24 +196,27 @@ def _report(setting: _Setting, values: dict, x: Points, y: Points) -> Report:
     model = setting.fit(values, x, y)
     identity = jnp.eye(n, dtype=model.features_x.dtype)
     weights = identity - leave_out_residuals(model, identity)
-    matrix = np.asarray(gram(measuring(model.kernel_y, y), y))
+    measure = measuring(model.kernel_y, y)
+    matrix = np.asarray(gram(measure, y))
     scores = {"conditional embedding": energy_scores(matrix, weights)}
+    uniform = (np.ones((n, n)) - np.eye(n)) / (n - 1)
     if is_real(x):
         rows = (x - jnp.mean(x, axis=0)) / coordinate_scale(x)
-        linear = [
-            np.asarray(
-                identity
-                - leave_out_residuals(
-                    fit_conditional(AFFINE, setting.kernel_y, rows, y, regularizer=ridge), identity
-                )
-            )
-            for ridge in RIDGES
-        ]
+        values = y - jnp.mean(y, axis=0) if is_real(y) else y
+        linear = []
+        for ridge in RIDGES:
+            fit = fit_conditional(AFFINE, setting.kernel_y, rows, values, regularizer=ridge)
+            if is_real(y):
+                # Its forecast is its mean with the left-out residuals of the other pairs.
+                residuals = np.asarray(gram(measure, leave_out_residuals(fit)))
+                linear.append(energy_scores(residuals, uniform))
+            else:
+                left_out = np.asarray(identity - leave_out_residuals(fit, identity))
+                linear.append(energy_scores(matrix, left_out))
         unlike = distances(rows, rows)
-        near = [neighbors(unlike, k) for k in NEIGHBORS if k < n]
-        for name, found in (("linear regression", linear), ("nearest neighbors", near)):
-            scores[name] = min((energy_scores(matrix, w) for w in found), key=np.mean)
-    uniform = (np.ones((n, n)) - np.eye(n)) / (n - 1)
+        near = [energy_scores(matrix, neighbors(unlike, k)) for k in NEIGHBORS if k < n]
+        scores["linear regression"] = min(linear, key=np.mean)
+        scores["nearest neighbors"] = min(near, key=np.mean)
     scores["marginal of y"] = energy_scores(matrix, uniform)
     summary, notes = compared(scores)
     held = {}
