@@ -172,6 +172,40 @@ def test_single_and_double_precision_together():
     fit_discriminant(KERNEL, single[:N], SEEN, double[:N], block_size=10, **RIDGE)
 
 
+def test_labels_and_priors_do_not_widen_a_filter_of_single_precision():
+    single, labels = STATES.astype(jnp.float32), (STATES[:N, 0] > 0).astype(int)
+    solver = kbr.ConjugateGradient(rank=5)
+    emission = fit_conditional(KERNEL, kbr.Delta(), single[:N], labels, solver=solver, **RIDGE)
+    transition = fit_conditional(KERNEL, KERNEL, single[:N], single[1:], **RIDGE)
+    filt = KernelBayesFilter(emission, transition, max_active=20, **RIDGE)
+    assert kbr.run_filter(filt, labels[:4]).weights.dtype == jnp.float32
+    model = fit_conditional(kbr.Delta(), KERNEL, labels, single[:N], **RIDGE)
+    prior = kbr.embed(kbr.Delta(), jnp.array([0, 1, 1]))
+    posterior = kbr.bayes_rule(model, prior, single[0], estimator="prior", **RIDGE)
+    assert posterior.weights.dtype == jnp.float32
+    assert kbr.chain_rule(model, prior, estimator="prior").weights.dtype == jnp.float32
+
+
+def test_the_mean_of_a_moment_filter_keeps_its_digits_far_from_zero():
+    """Eastings and northings in meters. The first version was wrong by .4 m on average."""
+    rng, length, count = np.random.default_rng(0), 240, 200
+    angles = np.cumsum(0.3 + 0.1 * rng.normal(size=length))
+    states = 50 * np.stack([np.cos(angles), np.sin(angles)], 1) + 2 * rng.normal(size=(length, 2))
+    seen = states[:, :1] + 5 * rng.normal(size=(length, 1))
+    kernels = kbr.Gaussian(30.0), kbr.Gaussian(20.0)
+    plain = kbr.Clipping(clip=False, truncation=0.0)
+    found = []
+    for dtype in (np.float64, np.float32):
+        x, y = jnp.asarray((states + 5e5).astype(np.float32), dtype), jnp.asarray(seen, dtype)
+        chosen = kbr.Landmarks(x[:60]), kbr.Landmarks(y[:40])
+        maps = kbr.moments.moment_maps(*kernels, *chosen, shift=True)
+        sums = kbr.moments.collect_moments(maps, x[:count], y[:count], x[1 : count + 1])
+        emission = kbr.moments.fit_conditional(sums, **RIDGE)
+        filt = KernelBayesFilter(emission, None, shift=True, clipping=plain, regularizer=1e-5)
+        found.append(np.asarray(kbr.state_mean(filt, kbr.run_filter(filt, y[count:])), float))
+    assert np.abs(found[0] - found[1]).mean() < 0.05
+
+
 @pytest.mark.parametrize(
     ("covariance", "message"),
     [

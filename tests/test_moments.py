@@ -86,7 +86,7 @@ def test_sums_are_sums():
     close(moments.transition, np.einsum("ik,iq,ip->kqp", a, psi1, following))
     close(
         moments.readout,
-        np.einsum("ik,iq,ip->kqp", a, psi1, np.concatenate([X, np.ones((N, 1))], 1)),
+        np.einsum("ik,iq,ip->kqp", a, psi1, np.concatenate([X - LX.points[0], np.ones((N, 1))], 1)),
     )
 
 

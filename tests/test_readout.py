@@ -342,6 +342,18 @@ def test_learned(monkeypatch, decode):
     assert errors[0] < errors[1] if report.chosen["readout"] != "none" else errors[0] == errors[1]
 
 
+def test_learned_of_single_precision(monkeypatch):
+    """The first version had coordinates of the session's precision beside states of their own."""
+    single = {name: value.astype(jnp.float32) for name, value in VALUES.items()}
+    monkeypatch.setattr(_filter, "_best", lambda *_: single)
+    monkeypatch.setattr(_filter, "_tuned", lambda setting, folds, values, fixed: values)
+    states, seen = STATES.astype(jnp.float32), SEEN.astype(jnp.float32)
+    filt = kbr.learn_filter(states[:121], seen[:120], progress=False)[0]
+    assert isinstance(filt, ReadoutFilter)
+    for new in (seen[120:130], SEEN[120:130]):
+        assert kbr.state_mean(filt, kbr.run_filter(filt, new)).dtype == jnp.float32
+
+
 def test_without_a_readout_the_belief_is_decoded(monkeypatch):
     monkeypatch.setattr(_filter, "_best", lambda *_: VALUES)
     monkeypatch.setattr(_filter, "_tuned", lambda setting, folds, values, fixed: values)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
 
-from .._checks import as_count, is_concrete, size, take
+from .._checks import as_count, in_precision, is_concrete, size, take
 from .._numerics import matmul
 from .._solves import AbstractFactor, PSDFactor, psd_factor
 from .._typing import Array, Float, Int, Points
@@ -266,7 +266,8 @@ class LazyGram(AbstractGram):
     def restrict(
         self, index: Int[Array, " k"], coordinates: Float[Array, "b r"]
     ) -> tuple[DenseGram, Float[Array, "b q"]]:
-        return dense_gram(self.kernel, take(self.points, index)), coordinates[:, index]
+        part = dense_gram(self.kernel, take(self.points, index))
+        return in_precision(part, self.dtype), coordinates[:, index]
 
     def ridge(
         self, regularizer: Float[Array, ""], centered: bool = False

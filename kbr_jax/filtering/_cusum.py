@@ -15,6 +15,7 @@ from .._checks import (
     as_regularizer,
     check_same_size,
     fill,
+    like,
     size,
     take,
 )
@@ -103,7 +104,8 @@ class CusumRestartFilter(AbstractWrappedFilter):
         self, observations: Points, observed: ArrayLike | None, name: str = "observations"
     ) -> tuple[Any, Array]:
         codes, observed = self.base.encode(observations, observed, name)
-        filled = fill(jax.tree.map(jnp.asarray, observations), observed, self.template)
+        observations = like(jax.tree.map(jnp.asarray, observations), self.template)
+        filled = fill(observations, observed, self.template)
         projected = self.discriminant.project(in_batches(self.features, filled))
         # Here for all observations at once: in a step the solve with 1799 pairs takes 4 of 7 ms.
         return (codes, projected, _own_weights(self.base, self.factor, codes)), observed

@@ -8,7 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from .._checks import fill
+from .._checks import fill, like
 from .._lapack import solve
 from .._numerics import HIGHEST, in_batches, matmul
 from .._solves import psd_solve
@@ -65,8 +65,9 @@ class ReadoutFilter(AbstractWrappedFilter):
         self, observations: Points, observed: ArrayLike | None, name: str = "observations"
     ) -> tuple[Any, Array]:
         codes, observed = self.base.encode(observations, observed, name)
-        filled = fill(observations, observed, self.template)
-        return (codes, in_batches(self.function, filled)), observed
+        filled = fill(like(observations, self.template), observed, self.template)
+        z = in_batches(self.function, filled).astype(self.expected.weights.dtype)
+        return (codes, z), observed
 
     def update(
         self, state: Any, code: Any, control: Any, observed: Bool[Array, ""]

@@ -124,7 +124,9 @@ def _herd(
             return evaluate(embedding, z) - (evaluate(past, z) + kernel(z, z) / 2) / k
 
         first = jnp.argsort(-(target - (total + own) / k))[:num_starts]
-        ends = jax.vmap(lambda z: _ascend(score, kernel, z, rate, low, high, steps))(take(starts, first))
+        ends = jax.vmap(lambda z: _ascend(score, kernel, z, rate, low, high, steps))(
+            take(starts, first)
+        )
         best = ends[jnp.argmax(jax.vmap(score)(ends))]
         linear = linear + evaluate(embedding, best)
         square = square + 2 * evaluate(past, best) + kernel(best, best)

@@ -9,7 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from .._checks import as_fraction, as_positive, check_choice, size, take
+from .._checks import (
+    as_arrays,
+    as_fraction,
+    as_positive,
+    check_choice,
+    in_precision,
+    precision_of,
+    size,
+    take,
+)
 from .._typing import Array, Float, Point, Points
 from ..embedding import Embedding
 from ..filtering import AbstractFilter, transitions
@@ -92,8 +101,8 @@ def _best(setting: Setting, folds: Fold, step: float, fixed: dict, bar: Progress
     return complete(search(evaluate, [setting], ranges, TRIALS, REFINEMENTS, bar)[1])
 
 
-def _checked(states: Any, observations: Any) -> tuple[Points, Points, Points]:
-    """Triples of the training sequences, of which parts can be held out."""
+def _checked(states: Any, observations: Any) -> tuple[Any, Any, tuple[Points, Points, Points]]:
+    """The training sequences as arrays of one precision, and their triples."""
     triple = transitions(states, observations)
     total = size(triple[0])
     if total < 50:
@@ -107,7 +116,11 @@ def _checked(states: Any, observations: Any) -> tuple[Points, Points, Points]:
     if not jnp.issubdtype(triple[0].dtype, jnp.floating):
         raise ValueError("`states` must be real numbers; use `fit_filter` with Delta for labels.")
     warn_of_constants(states=triple[0], observations=triple[1])
-    return triple
+    found = [
+        [as_arrays(one, name) for one in part] if isinstance(part, list) else as_arrays(part, name)
+        for part, name in ((states, "states"), (observations, "observations"))
+    ]
+    return in_precision((*found, triple), precision_of(triple))
 
 
 def _checked_values(fixed: dict[str, Any]) -> dict[str, Array]:
@@ -192,7 +205,7 @@ def learn_filter(
     """
     check_choice(estimator, "estimator", "importance", "pairs")
     fixed = _checked_values(fixed)
-    triple = _checked(states, observations)
+    states, observations, triple = _checked(states, observations)
     own = _given(kernel_states, triple[0], "states", fixed)
     other = _given(kernel_observations, triple[1], "observations", fixed)
     total = size(triple[0])

@@ -10,7 +10,7 @@ import optax
 from jax import lax
 from jax.tree_util import Partial
 
-from .._checks import as_points, as_regularizer, check_finite, check_same_size, take
+from .._checks import as_points, as_regularizer, check_finite, check_same_size, precision_of, take
 from .._numerics import matmul
 from .._typing import Array, ArrayLike, Float, Points, PRNGKeyArray
 from ..filtering._cusum import EXCLUSION
@@ -189,7 +189,7 @@ def fit_image_map(
     kernel = kernel_for(kernel, states)
     kernel.check(states, "states")
     count, counts = frames.shape[0], are_counts(frames)
-    pixels = _small(frames, counts, None)
+    pixels = _small(frames, counts, precision_of(states))
     center, scale = jnp.mean(pixels, axis=(0, 1, 2)), jnp.std(pixels, axis=(0, 1, 2))
     scale = jnp.maximum(scale, jnp.finfo(scale.dtype).tiny ** 0.5)
     pixels = (pixels - center) / scale

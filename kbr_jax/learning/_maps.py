@@ -6,6 +6,7 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 
+from .._checks import precision_of
 from .._numerics import in_batches as _in_batches
 from .._numerics import matmul
 from .._typing import Array, ArrayLike, Float, Point, Points
@@ -128,7 +129,7 @@ def choose_regression(
     kernels: list[AbstractKernel], states: Points, observations: Array
 ) -> Regression:
     """The kernel and ridge whose regression from states leaves least of the observations."""
-    rows = np.asarray(as_rows(observations, are_counts(observations)))
+    rows = np.asarray(as_rows(observations, are_counts(observations), precision_of(states)))
     values = _centered(rows)[0] / np.maximum(rows.std(0), np.finfo(rows.dtype).tiny)
     if values.shape[1] > MAX_COMPONENTS:
         values = values @ _principal_directions(values)
@@ -164,7 +165,7 @@ def fit_discriminant_map(
     Integers are counts: the map takes their square roots. Cost O(n^3 + p^3).
     """
     counts = are_counts(observations)
-    rows = np.asarray(as_rows(observations, counts))
+    rows = np.asarray(as_rows(observations, counts, precision_of(states)))
     (values, center), basis = _centered(rows), None
     if values.shape[1] > MAX_COMPONENTS:
         basis = _principal_directions(values)

@@ -223,7 +223,7 @@ def _block_sums(
     count = mask.astype(dtype)[:, None]
     one = jnp.ones_like(count)
     values = jax.vmap(maps.function)(x).astype(dtype)
-    targets = [values.reshape(values.shape[0], -1), one]
+    targets = [values.reshape(values.shape[0], -1) - maps.origin, one]
     targets += [phi] if maps.embedding else []
     targets += [maps.x.coordinates(successors)] if maps.shift else []
     half = psi.shape[1] // 2

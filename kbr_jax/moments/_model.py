@@ -169,7 +169,7 @@ class MomentModel(AbstractConditional):
 
     def mean_x(self, belief: MomentWeights) -> Float[Array, "*b e"]:
         values = self.read(belief, self.moments.readout[..., :-1])
-        return values / guarded_sum(self._cell_weights(belief))[..., None]
+        return values / guarded_sum(self._cell_weights(belief))[..., None] + self.maps.origin
 
     def total(self, belief: MomentWeights) -> Float[Array, "*b"]:
         """The mass of a belief."""

@@ -16,8 +16,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
-from .._checks import check_alike, in_precision, precision_of
+from .._checks import check_alike, in_precision, precision_of, take
 from .._numerics import matmul, safe_divide
 from .._typing import Array, Float, Point, PointFunction, Points
 from ..features import (
@@ -52,6 +53,12 @@ class MomentMaps(eqx.Module):
     embedding: bool = eqx.field(static=True)
     shift: bool = eqx.field(static=True)
 
+    @property
+    def origin(self) -> Float[Array, " e"]:
+        """The values of f at one landmark. Far from 0, sums of f less these keep their digits."""
+        value = jnp.asarray(self.function(take(self.x.points, 0)))
+        return lax.stop_gradient(value.astype(self.x.dtype)).reshape(-1)
+
     def basis(self, coordinates: Float[Array, "m p"], x: Points) -> Float[Array, "m K"]:
         """The basis at points with the given coordinates."""
         if self.cells is not None:
@@ -64,7 +71,7 @@ class Moments(eqx.Module):
 
     - `count`: n; `covariance`: $\sum \phi \phi^\top$;
     - `likelihood`: $\sum b \otimes \psi \otimes \psi$, each entry of the symmetric part once;
-    - `readout`: $\sum b \otimes \tilde\psi \otimes (f, 1)$;
+    - `readout`: $\sum b \otimes \tilde\psi \otimes (f - f_0, 1)$, $f_0$ the value at a landmark;
     - `embedding`: $\sum b \otimes \tilde\psi \otimes \phi$, where kept;
     - `transition`: $\sum b \otimes \tilde\psi \otimes \phi^+$, where kept.
 

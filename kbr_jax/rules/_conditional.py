@@ -179,7 +179,7 @@ class ConditionalEmbedding(AbstractSampleEmission, AbstractConditional):
 
     def embed_prior_and_y(self, prior: Embedding) -> JointEmbedding:
         operator = self.weights(prior_coordinates(self.features_x, prior))
-        weights = prior.weights[..., :, None] * operator
+        weights = prior.weights.astype(operator.dtype)[..., :, None] * operator
         return JointEmbedding(self.kernel_x, self.kernel_y, prior.points, self.y, weights, False)
 
     def outputs(self, features: AbstractFeatures) -> Float[Array, "n r"]:

@@ -124,7 +124,8 @@ def bayes_rule(
         ratio = model.ratio(weights, coordinates, delta, False)
         at = prior_coordinates(model.features_x, prior)
         at_prior = model.regress(ratio, lambda code: matmul(code, at.T))
-        posterior = Embedding(model.kernel_x, prior.points, prior.weights * at_prior)
+        weights = prior.weights.astype(at_prior.dtype)
+        posterior = Embedding(model.kernel_x, prior.points, weights * at_prior)
     else:
         posterior = model.embed_x(
             model.posterior(weights, coordinates, delta, estimator == "importance")
