@@ -52,8 +52,9 @@ def as_arrays(points: Points, name: str) -> Points:
         except TypeError:
             raise ValueError(
                 f"`{name}` holds {type(leaf).__name__}, which is no array of numbers: turn words "
-                f"into integer labels, objects that are numbers by `.astype(float)`, and a table "
-                f"into a tuple of columns, `tuple(table[c].to_numpy() for c in columns)`."
+                f"and categories into integer labels, `np.unique(column, return_inverse=True)[1]`, "
+                f"and objects that are numbers into them by `.astype(float)`. Columns of several "
+                f"kinds are a tuple of arrays."
             ) from None
 
     return jax.tree.map(one, points)

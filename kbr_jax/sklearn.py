@@ -16,6 +16,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from ._checks import as_points
 from .embedding import density, mean, quantile
+from .kernels import Delta, Precomputed
 from .learning import learn_conditional, learn_forecast
 from .learning._forecast import located_forecast
 from .rules import fit_conditional
@@ -37,9 +38,20 @@ class _Estimator(BaseEstimator):
             raise ValueError("Give both `kernel` and `regularizer`, or neither to learn them.")
         return self.kernel is not None
 
-    def _checked(self, X: Any) -> Any:
+    def _checked(self, X: Any) -> jax.Array:
         check_is_fitted(self)
-        return validate_data(self, X, reset=False)
+        return self._rows(validate_data(self, X, reset=False))
+
+    def _rows(self, X: Any) -> jax.Array:
+        """Checked rows as points: real, or the labels of the only column for a kernel of labels."""
+        if not isinstance(self.kernel, (Delta, Precomputed)):
+            return _points(X, "X")
+        labels = np.asarray(X)[:, 0].astype(int)
+        if X.shape[1] != 1 or np.any(labels != np.asarray(X)[:, 0]):
+            raise ValueError(
+                f"`kernel` is {type(self.kernel).__name__}: `X` must be one column of integers."
+            )
+        return as_points(labels, "X")  # pyright: ignore[reportReturnType]
 
 
 def _points(values: Any, name: str) -> jax.Array:
@@ -47,9 +59,9 @@ def _points(values: Any, name: str) -> jax.Array:
     return as_points(np.asarray(values, float), name)  # pyright: ignore[reportReturnType]
 
 
-def _each(function: Callable, fitted: Any, x: Any) -> np.ndarray:
-    """A function of what was fitted and of one point, at every row."""
-    return np.asarray(_at_rows(function, fitted, jnp.asarray(x, float)), float)
+def _each(function: Callable, fitted: Any, x: jax.Array) -> np.ndarray:
+    """A function of what was fitted and of one point, at every point."""
+    return np.asarray(_at_rows(function, fitted, x), float)
 
 
 @eqx.filter_jit
@@ -76,7 +88,7 @@ class ConditionalEmbeddingRegressor(RegressorMixin, _Estimator):
     r"""Regression with a distribution: means and quantiles of P(y | x), by `learn_forecast`.
 
     **Arguments:** `kernel` of x and `regularizer`, for all that is fitted. By default both are
-    chosen by exact leave-one-out.
+    chosen by exact leave-one-out. With `Delta` and `Precomputed` X is one column of integers.
 
     **Attributes:** `forecast_`, a `learning.Forecast`: `forecast_(x)` embeds P(y | x); `report_`,
     how it was chosen, None where nothing was.
@@ -98,7 +110,7 @@ class ConditionalEmbeddingRegressor(RegressorMixin, _Estimator):
     def fit(self, X: Any, y: Any) -> "ConditionalEmbeddingRegressor":
         """Fit to n rows of X `[n, p]` and y `[n]` or `[n, d]`."""
         X, y = validate_data(self, X, y, multi_output=True, y_numeric=True)
-        x, targets, self.report_ = _points(X, "X"), _points(y, "y"), None
+        x, targets, self.report_ = self._rows(X), _points(y, "y"), None
         if self._given():
             self.forecast_ = located_forecast(
                 lambda values: fit_conditional(
@@ -112,14 +124,14 @@ class ConditionalEmbeddingRegressor(RegressorMixin, _Estimator):
 
     def predict(self, X: Any) -> np.ndarray:
         """Conditional means `[m]` or `[m, d]`."""
-        X = self._checked(X)
-        return _each(_mean, self.forecast_, X)
+        x = self._checked(X)
+        return _each(_mean, self.forecast_, x)
 
     def predict_quantiles(self, X: Any, probabilities: Any = (0.05, 0.5, 0.95)) -> np.ndarray:
         """Conditional quantiles `[m, q]` or `[m, q, d]`; they do not cross."""
-        X = self._checked(X)
+        x = self._checked(X)
         levels = tuple(np.atleast_1d(np.asarray(probabilities, float)).tolist())
-        return _each(_quantiles, (self.forecast_, levels), X)
+        return _each(_quantiles, (self.forecast_, levels), x)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -146,7 +158,7 @@ class ConditionalEmbeddingClassifier(ClassifierMixin, _Estimator):
         self.classes_, numbers = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError("`y` must hold at least 2 classes; it holds one class.")
-        x, labels, self.report_ = _points(X, "X"), jnp.asarray(numbers, jnp.int32), None
+        x, labels, self.report_ = self._rows(X), jnp.asarray(numbers, jnp.int32), None
         if self._given():
             self.model_ = fit_conditional(
                 self.kernel, None, x, labels, regularizer=self.regularizer
@@ -157,9 +169,9 @@ class ConditionalEmbeddingClassifier(ClassifierMixin, _Estimator):
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Probabilities of the classes `[m, classes]`."""
-        X = self._checked(X)
+        x = self._checked(X)
         numbers = jnp.arange(len(self.classes_), dtype=jnp.int32)
-        shares = _each(_probabilities, (self.model_, numbers), X)
+        shares = _each(_probabilities, (self.model_, numbers), x)
         return shares / shares.sum(axis=1, keepdims=True)  # to the last digit of float64
 
     def predict(self, X: Any) -> np.ndarray:

@@ -155,6 +155,26 @@ def test_checks_of_scikit_learn(estimator):
     assert not failed
 
 
+@pytest.mark.parametrize("kind", [int, float])
+def test_estimators_take_kernels_of_labels(kind):
+    """A Gram matrix of one's own, as in a grid search over kernels."""
+    x = np.random.default_rng(0).normal(size=(40, 1))
+    kernel = kbr.Precomputed(np.exp(-((x - x.T) ** 2) / 2))
+    rows = np.arange(40, dtype=kind)[:, None]
+    options = {"regularizer": 1e-3}
+    own = ConditionalEmbeddingRegressor(kernel=kernel, **options).fit(rows[:30], x[:30, 0])
+    same = ConditionalEmbeddingRegressor(kernel=kbr.Gaussian(1.0), **options)
+    same = same.fit(x[:30], x[:30, 0])
+    np.testing.assert_allclose(own.predict(rows[30:]), same.predict(x[30:]), rtol=1e-6)
+    classifier = ConditionalEmbeddingClassifier(kernel=kernel, **options)
+    classifier = classifier.fit(rows[:30], x[:30, 0] > 0)
+    assert classifier.score(rows[30:], x[30:, 0] > 0) > 0.8
+    with pytest.raises(ValueError, match="must be one column of integers"):
+        own.predict(rows + 0.5)
+    with pytest.raises(ValueError, match="must be one column of integers"):
+        ConditionalEmbeddingRegressor(kernel=kernel, **options).fit(np.c_[rows, rows], x[:, 0])
+
+
 def test_probabilities_far_from_all_rows():
     rng = np.random.default_rng(0)
     x = rng.uniform(-3, 3, size=(60, 1))

@@ -30,6 +30,24 @@ def fast():
         yield
 
 
+@pytest.mark.parametrize("zero", [0.0, 1e4])
+def test_linear_regression_is_judged_as_a_forecast(fast, zero):
+    """Its mean with left-out residuals. The first version kept the spread of the marginal."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(100, 2))
+    y = zero + x @ [1.0, -1.0] + 0.5 * rng.normal(size=100)
+    report = kbr.learn_conditional(x, y, progress=False)[1]
+    basis = np.linalg.qr(np.c_[x, np.ones(100)])[0]
+    residuals = (y - basis @ (basis.T @ y)) / (1 - (basis**2).sum(1)) / y.std()
+    apart = np.abs(residuals[:, None] - residuals)
+    off = ~np.eye(100, dtype=bool)
+    # Of each forecast the 99 others are the atoms.
+    inner = np.array([apart[np.ix_(row, row)].mean() for row in off])
+    expected = (apart.sum(1) / 99 - inner / 2).mean()
+    np.testing.assert_allclose(report.errors["linear regression"][0], expected, rtol=1e-2)
+    assert any("linear regression" in note for note in report.notes)
+
+
 def test_learned_conditional(fast):
     x, y = pairs(200)
     model, report = kbr.learn_conditional(x, y, progress=False)

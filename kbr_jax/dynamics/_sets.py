@@ -78,6 +78,12 @@ def sample_sequence(
         )
     if not sets:
         raise ValueError("`sets` is empty; at least one sample is needed.")
+    empty = [t for t, one in enumerate(sets) if 0 in np.shape(jax.tree.leaves(one)[0])[:1]]
+    if empty:
+        raise ValueError(
+            f"`sets[{empty[0]}]` is an empty sample: leave it out, and tell `fit_dynamics` the "
+            f'`times` of the others with `form="change"`.'
+        )
     points, sizes = stacked(list(sets), "sets")
     return _sequence(points, weights, jnp.asarray(np.arange(sizes.max()) < sizes[:, None]))
 

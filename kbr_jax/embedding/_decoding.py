@@ -161,8 +161,8 @@ def decode_gradient(
     **Returns:** the best point seen over all starts and steps, never worse than the best start. Its
     gradient is that of the stationary point it found; at the cusp of a kernel such as `Matern12`,
     that of the start. It holds where the descent has converged. Cost O(s num_steps n d); for a
-    gradient also O(n d^2 + d^3). **Raises:** `ValueError` for a batch, for points that are not one real array,
-    and for `starts` unlike them.
+    gradient also O(n d^2 + d^3). **Raises:** `ValueError` for a batch, for points that are not one
+    real array, and for `starts` unlike them.
     """
     # A Python number would be static, and each another program.
     steps = as_count(num_steps, "num_steps")

@@ -24,12 +24,17 @@ from .._typing import Array, Bool, Float, Int, Point, Points, PRNGKeyArray, with
 from .._warnings import warn
 from ..kernels import AbstractKernel, KernelLike, checked_kernel, gram_matvec
 from ._results import relevant, rounding, simulate
+from ._series import feature_time
 
 #: False alarms that the simulation of a threshold waits for. The run length then has a relative
 #: error of about 1 / sqrt(200) = 7 %.
 _ALARMS = 200
 #: Least reference, in windows. Of 3 windows a permutation leaves 2 to compare with.
 _WINDOWS = 3
+#: A warning where the autocorrelation time exceeds 1 by this, divided by the root of the number of
+#: points. Of 200 series of 75 to 1000 independent numbers up to 1 % have one; of those with a
+#: coefficient of .5 30 % (75 points), 60 % (150) and 99 % (400).
+_DEPENDENT = 10.0
 
 
 class ChangeDetector(eqx.Module):
@@ -139,6 +144,7 @@ def fit_change_detector(
             f"`reference`."
         )
     detector, lost = _fit(kernel, reference, width, length, key)
+    time = feature_time(kernel, reference)
     if (
         is_concrete(lost)
         and float(lost) > 0.5 * float(detector.threshold)
@@ -147,6 +153,12 @@ def fit_change_detector(
         warn(
             "Most digits of the kernel are lost to rounding, and changes may be missed: subtract "
             "the mean of `reference` from all points, or use float64."
+        )
+    if is_concrete(time) and float(time) > 1 + _DEPENDENT / math.sqrt(count):
+        warn(
+            f"The points of `reference` depend on each other: their autocorrelation time is "
+            f"{float(time):.1f} steps, and false alarms come sooner than after "
+            f"{length} steps. Thin the series, or watch the residuals of a model."
         )
     return detector
 

@@ -41,7 +41,7 @@ def block_length(dependent: bool | int, kernels: Any, x: Points, y: Points) -> i
         )
     if kernels is None:
         kernels = [default_kernel(jax.tree.map(lambda a, b: jnp.concatenate([a, b]), x, y))]
-    time = max(float(_time(kernel, points)) for kernel in kernels for points in (x, y))
+    time = max(float(feature_time(kernel, points)) for kernel in kernels for points in (x, y))
     wanted = int(np.ceil(_TIMES * time))
     if wanted > most:
         warn(
@@ -64,7 +64,8 @@ def given_length(dependent: int, n: int) -> int:
 
 
 @eqx.filter_jit
-def _time(kernel: AbstractKernel, x: Points) -> Float[Array, ""]:
+def feature_time(kernel: AbstractKernel, x: Points) -> Float[Array, ""]:
+    """Autocorrelation time of the features of a series."""
     x = take(x, slice(_POINTS))
     return autocorrelation_time(kernel.gram(x, x))
 

@@ -202,10 +202,10 @@ def _report(setting: _Setting, values: dict, x: Points, y: Points) -> Report:
     uniform = (np.ones((n, n)) - np.eye(n)) / (n - 1)
     if is_real(x):
         rows = (x - jnp.mean(x, axis=0)) / coordinate_scale(x)
-        values = y - jnp.mean(y, axis=0) if is_real(y) else y
+        around = y - jnp.mean(y, axis=0) if is_real(y) else y
         linear = []
         for ridge in RIDGES:
-            fit = fit_conditional(AFFINE, setting.kernel_y, rows, values, regularizer=ridge)
+            fit = fit_conditional(AFFINE, setting.kernel_y, rows, around, regularizer=ridge)
             if is_real(y):
                 # Its forecast is its mean with the left-out residuals of the other pairs.
                 residuals = np.asarray(gram(measure, leave_out_residuals(fit)))
