@@ -27,7 +27,9 @@ def warn_of_lost_digits(given: Any, leaves: list, name: str) -> None:
 
     `leaves` are the arrays that `given`, one array or data frame, has become.
     """
-    if len(leaves) != 1 or leaves[0].dtype != np.float32 or np.ndim(given) == 0:
+    if len(leaves) != 1 or leaves[0].dtype != np.float32 or isinstance(given, (tuple, dict)):
+        return
+    if np.ndim(given) == 0:
         return
     rows = given.to_numpy() if hasattr(given, "to_numpy") else given
     rows = np.asarray(rows) if isinstance(rows, list) else rows

@@ -771,6 +771,13 @@ def test_causal_curves():
     close(kbr.causal.structural(model, doses), doses, 0.25)
 
 
+def test_a_tuple_of_one_part_inside_of_programs():
+    x, kernel = jnp.arange(12.0)[:, None], kbr.TensorProduct((kbr.Gaussian(1.0),))
+    expected = kbr.gram(kernel, (x,))
+    np.testing.assert_allclose(jax.jit(lambda x: kbr.gram(kernel, (x,)))(x), expected)
+    assert np.isfinite(jax.grad(lambda x: kbr.gram(kernel, (x,)).sum())(x)).all()
+
+
 def test_default_products_of_many_parts_find_a_shift():
     """The first version had p = 1."""
     keys = jax.random.split(jax.random.key(0), 3)

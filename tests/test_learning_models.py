@@ -4,6 +4,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from helpers import closeness
 
@@ -28,6 +29,37 @@ def fast():
             for name, value in (("TRIALS", 8), ("REFINEMENTS", 4), ("STEPS", 10)):
                 patch.setattr(module, name, value)
         yield
+
+
+def test_single_precision_in_a_session_of_double_precision(fast):
+    x = jax.random.normal(jax.random.key(0), (60, 1), jnp.float32)
+    model, _ = kbr.learn_conditional(x, x**2, progress=False)
+    assert model.features_x.dtype == jnp.float32
+    posterior, _ = kbr.learn_posterior(x[:, 0], x[:, 0] ** 2, progress=False)
+    assert kbr.mean(posterior(x[0, 0])).dtype == jnp.float32
+
+
+def test_points_of_a_prior_without_weight_change_nothing():
+    """The first version took the width of its kernel from them."""
+    rng = np.random.default_rng(0)
+    x, near = (
+        jnp.asarray(rng.normal(size=(60, 1))),
+        jnp.asarray(0.5 + 0.3 * rng.normal(size=(50, 1))),
+    )
+    weights = jnp.concatenate([jnp.full(50, 0.02), jnp.zeros(50)])
+    wide = kbr.Embedding(kbr.Gaussian(0.3), jnp.concatenate([near, near + 3]), weights)
+    alone = kbr.embed(kbr.Gaussian(0.3), near)
+    np.testing.assert_allclose(_posterior._shares(wide, x), _posterior._shares(alone, x), atol=1e-3)
+
+
+def test_a_gradient_that_is_not_finite_ends_the_descent_where_it_began():
+    start = {"width": jnp.asarray(2.0)}
+
+    def loss(values):
+        return jnp.sqrt(values["width"] - 2.0)
+
+    found = _search.descend(loss, start, optax.adam(0.1), 3)
+    assert found == start
 
 
 @pytest.mark.parametrize("zero", [0.0, 1e4])

@@ -72,7 +72,8 @@ class Setting(eqx.Module):
 
     def kernel(self, values: dict) -> AbstractKernel:
         """The kernel of the states."""
-        return self.kernel_states or Gaussian(values["bandwidth_states"] * self.scale)
+        width = values["bandwidth_states"].astype(self.scale.dtype)
+        return self.kernel_states or Gaussian(width * self.scale)
 
     def fit(self, values: dict, triple: Triple, views: Views | None) -> AbstractFilter:
         """The filter of one candidate.
@@ -83,7 +84,8 @@ class Setting(eqx.Module):
         states, observations, successors = triple
         kernel = self.kernel_observations
         if kernel is None:
-            kernel = Gaussian(values["bandwidth_observations"] * self.distance)
+            width = values["bandwidth_observations"].astype(self.distance.dtype)
+            kernel = Gaussian(width * self.distance)
             kernel = kernel if views is None else Warped(kernel, views[0])
         base = fit_filter(
             self.kernel(values),

@@ -52,7 +52,7 @@ BANDWIDTH = "bandwidth_x"
 RANGES = {BANDWIDTH: (0.03, 3.0), "regularizer": (1e-8, 1.0)}
 #: Candidates of the rivals.
 NEIGHBORS, RIDGES = (3, 10, 30, 100), (1e-4, 1e-2, 1.0)
-AFFINE = Linear() + (lambda a, b: jnp.ones(()))
+AFFINE = Linear() + (lambda a, b: jnp.ones((), jnp.result_type(a)))
 
 
 class _Setting(eqx.Module):
@@ -64,7 +64,7 @@ class _Setting(eqx.Module):
 
     def fit(self, values: dict, x: Points, y: Points, **options: Any) -> ConditionalEmbedding:
         chosen = {
-            name: Gaussian((values[name] if name in values else values[BANDWIDTH]) * unit)
+            name: Gaussian(values.get(name, values.get(BANDWIDTH)).astype(unit.dtype) * unit)
             for name, unit in self.units.items()
         }
         kernels = [chosen.get(name, kernel) for name, kernel in _parts(self.kernel_x)]
@@ -177,8 +177,8 @@ def _tuned(setting: _Setting, x: Points, y: Points, free: dict, fixed: dict) -> 
 
 def energy_scores(matrix: np.ndarray, weights: Any) -> np.ndarray:
     """Energy scores `[n]` of forecasts of n points by weights on all of them."""
+    weights = np.asarray(weights, matrix.dtype)
     smooth = np.asarray(matmul(jnp.asarray(weights), jnp.asarray(matrix)))
-    weights = np.asarray(weights)
     return np.diag(matrix) - 2 * np.diagonal(smooth) + (smooth * weights).sum(1)
 
 

@@ -279,11 +279,7 @@ def _tuned(setting: Setting, folds: Fold, values: dict, fixed: dict) -> dict:
         lambda f: (f.truth, f.queries, f.redrawn, f.wrong), folds, [x[:, :1] for x in runs]
     )
     loss = jax.tree_util.Partial(_loss, setting, one, values)
-    try:
-        found = descend(loss, free, OPTIMIZER, STEPS)
-    except ValueError:  # in float32 a gradient may overflow
-        return values
-    tuned = {**values, **found}
+    tuned = {**values, **descend(loss, free, OPTIMIZER, STEPS)}
     start = judged(setting, folds, values)
     return tuned if judged(setting, folds, tuned, start) < start else values
 

@@ -160,8 +160,8 @@ def learn_posterior(
 
     The loss is the energy score of the posteriors of pairs that are held out in five folds. Pairs
     count by the share of the prior that lies on them, estimated with the `default_kernel` of the
-    prior's points at the regularizer 1e-3. Two estimators are searched. Adam then tunes bandwidths
-    for each coordinate.
+    prior's points, drawn by their weights, at the regularizer 1e-3. Two estimators are searched.
+    Adam then tunes bandwidths for each coordinate.
 
     **Arguments:**
 
@@ -242,8 +242,11 @@ def _as_prior(prior: Any, kernel: AbstractKernel, x: Points) -> Embedding:
 def _shares(prior: Embedding, x: Points) -> Float[Array, " n"]:
     """The prior as weights of the training pairs that are clipped and sum to 1."""
     # A kernel as wide as the training x would make a narrow prior wide; one that is narrower than
-    # their spacing would not reach them.
-    kernel = default_kernel(prior.points)
+    # their spacing would not reach them. Points without weight say nothing of the width.
+    drawn = np.maximum(np.asarray(prior.weights, float), 0)
+    middles = (np.arange(drawn.size) + 0.5) / drawn.size * drawn.sum()
+    rows = np.searchsorted(np.cumsum(drawn), middles).clip(0, drawn.size - 1)
+    kernel = default_kernel(take(prior.points, rows))
     if isinstance(kernel, Gaussian):
         units = coordinate_scale(x)
         unlike = distances(x / units, x / units)

@@ -42,12 +42,21 @@ def descend(
     optimizer: optax.GradientTransformation,
     num_steps: int,
 ) -> dict[str, Array]:
-    """Tune positive values. Those that the loss does not depend on stay, without a warning."""
+    """Tune positive values.
+
+    Those that the loss does not depend on stay, without a warning; all stay where the gradient is
+    not finite, which may overflow in float32.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The loss does not depend on")
-        found = tune(
-            loss, start, optimizer, num_steps=num_steps, positive=lambda p: p, progress=False
-        )
+        try:
+            found = tune(
+                loss, start, optimizer, num_steps=num_steps, positive=lambda p: p, progress=False
+            )
+        except ValueError as error:
+            if "not finite" not in str(error):
+                raise
+            return start
     return resolvable(found.parameters)
 
 
