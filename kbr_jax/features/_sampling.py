@@ -72,7 +72,7 @@ def kmeanspp_landmarks(
 def _seed(kernel: AbstractKernel | None, x: Points, rank: int, key: PRNGKeyArray):
     kernel = lax.stop_gradient(kernel)
 
-    unit = _unit(flat(x)) if kernel is None else None
+    unit = _unit(flat(x)) if kernel is None else jnp.ones(())
 
     def distances(index):
         center = take(x, index[None])

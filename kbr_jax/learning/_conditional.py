@@ -64,7 +64,7 @@ class _Setting(eqx.Module):
 
     def fit(self, values: dict, x: Points, y: Points, **options: Any) -> ConditionalEmbedding:
         chosen = {
-            name: Gaussian(values.get(name, values.get(BANDWIDTH)).astype(unit.dtype) * unit)
+            name: Gaussian(values[name if name in values else BANDWIDTH].astype(unit.dtype) * unit)
             for name, unit in self.units.items()
         }
         kernels = [chosen.get(name, kernel) for name, kernel in _parts(self.kernel_x)]
