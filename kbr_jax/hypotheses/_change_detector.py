@@ -32,8 +32,8 @@ _ALARMS = 200
 #: Least reference, in windows. Of 3 windows a permutation leaves 2 to compare with.
 _WINDOWS = 3
 #: A warning where the autocorrelation time exceeds 1 by this, divided by the root of the number of
-#: points. Of 200 series of 75 to 1000 independent numbers up to 1 % have one; of those with a
-#: coefficient of .5 30 % (75 points), 60 % (150) and 99 % (400).
+#: points. Of 200 series of 75 to 1000 independent numbers up to 2 % have one; of those with a
+#: coefficient of .5 28 % (75 points), 70 % (150) and 99 % (400).
 _DEPENDENT = 10.0
 
 

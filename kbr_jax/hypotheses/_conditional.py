@@ -92,8 +92,8 @@ def conditional_independence_test(
     - `mesh`: devices to divide the draws over.
 
     **Returns:** a `TestResult`. Its `effect` is the correlation of the residual features, from 0 to
-    1. Cost O(n r^2 + r^3 + 2400 n B), memory
-    (7 r + 2400) n numbers, and 14 r where z has heavy tails.
+    1. Cost O(n r^2 + r^3 + 2400 n B), memory (7 r + 2400) n numbers, (14 r + 2400) n where z has
+    heavy tails.
 
     **Raises:** `ValueError` for unpaired samples, fewer than 4 triples or fewer than 2 landmarks.
 
