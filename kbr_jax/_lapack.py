@@ -174,13 +174,14 @@ def _(primals, tangents):
 def pseudo_inverse(matrix: Float[Array, "n n"], floor: Float[Array, ""]) -> Float[Array, "n n"]:
     """Pseudo-inverse of a symmetric matrix without eigenvalues below `floor`.
 
-    Those that rounding put below it are raised. With `floor` 0, eigenvalues up to 10 n eps times
-    the largest are 0. Cost O(n^3).
+    Those below it, or below the rounding of the largest, are raised. With `floor` 0, eigenvalues up
+    to 10 n eps times the largest are 0. Cost O(n^3).
     """
     values, vectors = _eigh(matrix)
-    size = jnp.abs(values)
-    kept = size > 10 * len(matrix) * jnp.finfo(matrix.dtype).eps * jnp.max(size)
-    kept, values = kept | (floor > 0), jnp.where(floor > 0, jnp.maximum(values, floor), values)
+    size, eps = jnp.abs(values), jnp.finfo(matrix.dtype).eps
+    least = jnp.maximum(floor, 2 * eps * jnp.max(size))
+    kept = (size > 10 * len(matrix) * eps * jnp.max(size)) | (floor > 0)
+    values = jnp.where(floor > 0, jnp.maximum(values, least), values)
     return matmul(vectors * jnp.where(kept, 1 / jnp.where(kept, values, 1), 0), vectors.T)
 
 

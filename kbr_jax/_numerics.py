@@ -188,6 +188,18 @@ def _in_the_wider(x: Array, y: Array, scale: Any) -> list[Array]:
     return [jnp.asarray(part).astype(wider) for part in (x, y, scale)]
 
 
+def unit_of(rows: Float[Array, "n d"]) -> Float[Array, ""]:
+    """A power of two near the usual distance of rows from their median.
+
+    In this unit squares stay in the range of float32, but for single rows that are far off.
+    """
+    rows = lax.stop_gradient(rows[evenly(len(rows), 1000)])
+    apart = jnp.max(jnp.abs(rows - jnp.median(rows, axis=0)), axis=1)
+    middle, most = jnp.median(apart), jnp.max(apart)
+    found = jnp.where(middle > 0, middle, most)
+    return power_of_two(jnp.where((found > 0) & jnp.isfinite(found), found, 1))
+
+
 def power_of_two(scale: Float[Array, "*d"]) -> Float[Array, "*d"]:
     """A power of two near to a scale. `exp2` would round, and copies would lie apart."""
     bits = 7 if jnp.finfo(scale.dtype).bits <= 32 else 10

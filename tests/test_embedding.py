@@ -620,6 +620,25 @@ def test_gradient_descent_is_never_worse_than_its_starts():
         assert float(kbr.embedding.decoding_objective(embedding, point)) <= best + 1e-12
 
 
+@pytest.mark.parametrize("kernel", [kbr.Linear(), kbr.Polynomial(degree=2, offset=1.0)])
+def test_a_sample_point_at_the_optimum_is_no_cusp(kernel):
+    def found(y):
+        return kbr.embedding.decode_gradient(kbr.embed(kernel, y, jnp.full(3, 1 / 3)))
+
+    expected = [1 / 3, 1 / 3, 1 / 3] if isinstance(kernel, kbr.Linear) else [1.0, 1.0, 1.0]
+    close(jax.grad(found)(jnp.array([-1.0, 0.0, 1.0])), expected)
+
+
+def test_the_cusp_of_distances_in_the_plane():
+    weights = jnp.array([0.7, 0.1, 0.1, 0.1])
+
+    def found(w):
+        return kbr.embedding.decode_gradient(kbr.embed(kbr.kernels.Energy(), VECTORS[2][:4], w))
+
+    np.testing.assert_array_equal(found(weights), VECTORS[2][0])
+    close(jax.jacrev(found)(weights), np.zeros((2, 4)))
+
+
 @pytest.mark.parametrize("kernel", [kbr.Matern12(1.0), kbr.Laplace(1.0), kbr.kernels.Energy()])
 @pytest.mark.parametrize("find", [kbr.embedding.decode_gradient, kbr.herding.herd_continuous])
 def test_a_point_at_a_cusp_moves_with_its_atom(kernel, find):

@@ -90,6 +90,13 @@ def test_sums_are_sums():
     )
 
 
+def test_a_function_that_is_not_finite_at_a_landmark():
+    x = jnp.asarray(np.random.default_rng(0).uniform(0.1, 3, size=50))
+    landmarks = kbr.Landmarks(jnp.linspace(0, 3, 10))
+    maps = kbr.moments.moment_maps(KX, KX, landmarks, landmarks, function=jnp.log)
+    assert jnp.isfinite(kbr.moments.collect_moments(maps, x, x).readout).all()
+
+
 @pytest.mark.parametrize("cells", [None, "every point"])
 def test_rules_equal_the_weights_form(cells):
     model, reference = moment_model(cells and every_point_a_cell()), weights_model()

@@ -210,12 +210,12 @@ def _descend(
         return decoding_objective(embedding, y)
 
     free = jnp.ones_like(best, bool)
-    return _unless_nan(embedding, stationary(objective, embedding.kernel, first[index], best, free))
+    return _unless_nan(embedding, stationary(objective, embedding, first[index], best, free))
 
 
 def stationary(
     function: Callable[[Array], Array],
-    kernel: AbstractKernel,
+    embedding: Embedding,
     start: Array,
     end: Array,
     free: Bool[Array, "..."],
@@ -227,8 +227,7 @@ def stationary(
     not leave the cusp of a kernel at its start moves with the start.
     """
     end = lax.stop_gradient(end)
-    fixed = lax.stop_gradient(kernel)
-    cusp = jnp.all(jax.hessian(lambda z: fixed(z, end))(end) == 0)
+    cusp = _is_cusp(*lax.stop_gradient((embedding.kernel, embedding.points)), end)
 
     def slope(z):
         return jnp.where(free, jax.grad(function)(z), z - end)
@@ -242,6 +241,18 @@ def stationary(
 
     found = lax.custom_root(slope, end, lambda _, start: start, tangent)
     return jnp.where(cusp & jnp.all(end == start), start, found)
+
+
+def _is_cusp(kernel: AbstractKernel, points: Points, end: Array) -> Bool[Array, ""]:
+    """Whether the distance to the feature of `end` has a cusp there, not a square.
+
+    The slope of the squared distance then hardly changes where a step is twice as long.
+    """
+    scale = jnp.max(jnp.abs(points - end))
+    step = 1e-2 * jnp.where(scale > 0, scale, 1) * jnp.ones_like(end)
+    slope = jax.grad(lambda z: kernel(z, z) - 2 * kernel(z, end))
+    near, far = (jnp.abs(jnp.sum(slope(end + length * step))) for length in (1, 2))
+    return (near > 0) & (far < 1.5 * near)
 
 
 @jax.custom_jvp

@@ -41,7 +41,7 @@ def _energy_scores(
 ) -> Float[Array, " b"]:
     # Squares of numbers below 1e-19 are 0 in float32.
     center = jnp.mean(atoms, axis=0)
-    most = lax.stop_gradient(jnp.max(jnp.abs(atoms - center)))
+    most = lax.stop_gradient(jnp.max(jnp.abs(jnp.concatenate([atoms, rows]) - center)))
     unit = power_of_two(jnp.where(most > 0, most, 1))
     atoms, rows, kernel = atoms / unit, rows / unit, Energy(center / unit)
     smooth = gram_matvec(kernel, atoms, atoms, weights.T).T

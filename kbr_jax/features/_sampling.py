@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._checks import as_count, as_points, check_alike, check_finite, is_real, size, take
-from .._numerics import squared_distances
-from .._typing import Array, Float, Points, PRNGKeyArray
+from .._numerics import squared_distances, unit_of
+from .._typing import Array, Points, PRNGKeyArray
 from ..kernels import AbstractKernel, KernelLike, as_kernel
 from ..kernels._base import flat
 from ._landmarks import Landmarks
@@ -72,7 +72,9 @@ def kmeanspp_landmarks(
 def _seed(kernel: AbstractKernel | None, x: Points, rank: int, key: PRNGKeyArray):
     kernel = lax.stop_gradient(kernel)
 
-    unit = _unit(flat(x)) if kernel is None else jnp.ones(())
+    # In units of the largest number: squares of others may leave the range of float32.
+    largest = jnp.max(jnp.abs(flat(x))) if kernel is None else jnp.ones(())
+    unit = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1)
 
     def distances(index):
         center = take(x, index[None])
@@ -98,16 +100,10 @@ def _seed(kernel: AbstractKernel | None, x: Points, rank: int, key: PRNGKeyArray
     return take(x, chosen), active
 
 
-def _unit(points: Float[Array, "n d"]) -> Float[Array, ""]:
-    """The largest number: squares of others may leave the range of float32."""
-    largest = jnp.max(jnp.abs(points))
-    return jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1)
-
-
 @eqx.filter_jit
 def _lloyd(centers: Array, active: Array, x: Array, iterations: int) -> Array:
     points, shape = flat(x), centers.shape
-    unit = _unit(points)
+    unit = unit_of(points)
     rank, count = shape[0], points.shape[0]
     width = min(_SLICE, count)
     padded = jnp.pad(points, ((0, -count % width), (0, 0))).reshape(-1, width, points.shape[1])

@@ -26,7 +26,7 @@ from .._lapack import solve
 from .._typing import Array, ArrayLike, Float, Points
 from ..embedding import Embedding, check_unbatched, evaluate
 from ..embedding._decoding import stationary
-from ..kernels import AbstractKernel, diagonal
+from ..kernels import diagonal
 from ._herding import HerdingResult
 
 #: Newton steps at the end of each ascent; they stop improving where rounding does.
@@ -124,7 +124,7 @@ def _herd(
             return evaluate(embedding, z) - (evaluate(past, z) + kernel(z, z) / 2) / k
 
         first = jnp.argsort(-(target - (total + own) / k))[:num_starts]
-        ends = jax.vmap(lambda z: _ascend(score, kernel, z, rate, low, high, steps))(
+        ends = jax.vmap(lambda z: _ascend(score, embedding, z, rate, low, high, steps))(
             take(starts, first)
         )
         best = ends[jnp.argmax(jax.vmap(score)(ends))]
@@ -149,7 +149,7 @@ def _herd(
 
 def _ascend(
     score: Callable,
-    kernel: AbstractKernel,
+    embedding: Embedding,
     start: Float[Array, "..."],
     rate: Array,
     low: Array,
@@ -188,6 +188,6 @@ def _ascend(
         return jnp.where(score(trial) > score(z), trial, z), None  # not so NaN
 
     end = lax.stop_gradient(lax.scan(newton, best, length=_NEWTON_STEPS)[0])
-    found = stationary(score, kernel, start, end, (end > low) & (end < high))
+    found = stationary(score, embedding, start, end, (end > low) & (end < high))
     # At a bound it moves with the bound.
     return jnp.where(end <= low, low, jnp.where(end >= high, high, found))

@@ -154,7 +154,7 @@ def fit_change_detector(
             "Most digits of the kernel are lost to rounding, and changes may be missed: subtract "
             "the mean of `reference` from all points, or use float64."
         )
-    if is_concrete(time) and float(time) > 1 + _DEPENDENT / math.sqrt(count):
+    elif is_concrete(time) and float(time) > 1 + _DEPENDENT / math.sqrt(count):
         warn(
             f"The points of `reference` depend on each other: their autocorrelation time is "
             f"{float(time):.1f} steps, and false alarms come sooner than after "

@@ -24,9 +24,9 @@ from .._numerics import (
     matmul,
     nan_unless_finite,
     one_program,
-    power_of_two,
     safe_sqrt,
     squared_distances,
+    unit_of,
 )
 from .._typing import Array, ArrayLike, Bool, Float, Int, Points, PRNGKeyArray
 from ..devices import over_devices
@@ -94,8 +94,7 @@ def median_distance(
 ) -> Float[Array, ""]:
     """The core of `median_heuristic`."""
     # Squares of far smaller or larger numbers leave the range of float32.
-    most = lax.stop_gradient(jnp.max(jnp.abs(rows - rows[0])))
-    unit = power_of_two(jnp.where((most > 0) & jnp.isfinite(most), most, 1))
+    unit = unit_of(rows)
     distances = unit * safe_sqrt(squared_distances(rows, rows, unit)[pairs])
     if known is None:
         median, mean = jnp.median(distances), jnp.mean(distances)

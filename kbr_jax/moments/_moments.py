@@ -56,8 +56,8 @@ class MomentMaps(eqx.Module):
     @property
     def origin(self) -> Float[Array, " e"]:
         """The values of f at one landmark. Far from 0, sums of f less these keep their digits."""
-        value = jnp.asarray(self.function(take(self.x.points, 0)))
-        return lax.stop_gradient(value.astype(self.x.dtype)).reshape(-1)
+        value = jnp.asarray(self.function(take(self.x.points, 0))).astype(self.x.dtype)
+        return lax.stop_gradient(jnp.where(jnp.isfinite(value), value, 0)).reshape(-1)
 
     def basis(self, coordinates: Float[Array, "m p"], x: Points) -> Float[Array, "m K"]:
         """The basis at points with the given coordinates."""
