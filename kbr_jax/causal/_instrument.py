@@ -82,9 +82,9 @@ def fit_instrument(
 
     The ridges bend the curve. In 20 samples of 300 units with x = z + u and y = x + u + noise / 2
     the defaults gave slopes of mean 1.13 and standard deviation .15. The second ridge pulls f
-    towards a constant by up to twice its standard error. Where the form of f is known and the
-    instrument is strong, give the kernel of x and `regularizers=(None, 1e-6)`: with slope .5, n =
-    2000 and a line the mean of six samples is .486, and .436 by the default. Kernels of x and of
+    towards a constant, by several standard errors where the instrument is strong. Where the form of
+    f is known there, give the kernel of x and `regularizers=(None, 1e-6)`: with slope .5, n = 2000
+    and a line the mean of six samples is .486, and .436 by the default. Kernels of x and of
     covariates are multiplied: a line is then `Polynomial(degree=1)`, and not `Linear`, which leaves
     the covariates no effect of their own.
 
