@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._numerics import all_finite, nan_unless_finite, one_program
+from ._tables import REMEDY, as_numbers
 from ._typing import Array, ArrayLike, Bool, Float, Points
 from ._warnings import warn, warn_of_lost_digits
 
@@ -46,15 +47,12 @@ def as_arrays(points: Points, name: str) -> Points:
         )
 
     def one(leaf):
-        given = leaf.to_numpy() if hasattr(leaf, "to_numpy") else leaf
+        given = as_numbers(leaf, name) if hasattr(leaf, "to_numpy") else leaf
         try:
             return _held(given, jnp.asarray(given), name)
         except TypeError:
             raise ValueError(
-                f"`{name}` holds {type(leaf).__name__}, which is no array of numbers: turn words "
-                f"and categories into integer labels, `np.unique(column, return_inverse=True)[1]`, "
-                f"and objects that are numbers into them by `.astype(float)`. Columns of several "
-                f"kinds are a tuple of arrays."
+                f"`{name}` holds {type(leaf).__name__}, which is no array of numbers: {REMEDY}"
             ) from None
 
     return jax.tree.map(one, points)

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from ._tables import as_numbers
+
 #: Rounding, in standard deviations of a column, of which there is a warning. Regression on 100
 #: hours, largest error of a sine: .003 without rounding, .002, .011, .024, .10 and .57 where it is
 #: .001, .01, .02, .1 and .24.
@@ -31,7 +33,7 @@ def warn_of_lost_digits(given: Any, leaves: list, name: str) -> None:
         return
     if np.ndim(given) == 0:
         return
-    rows = given.to_numpy() if hasattr(given, "to_numpy") else given
+    rows = as_numbers(given, name) if hasattr(given, "to_numpy") else given
     rows = np.asarray(rows) if isinstance(rows, list) else rows
     if not isinstance(rows, np.ndarray) or rows.dtype != np.float64 or len(rows) < 2:
         return

@@ -54,7 +54,7 @@ def simulate(
       summary statistics: kernels compare what is returned.
     - `prior_sampler(key)`: one parameter, an array or a tree of arrays.
     - `num_samples` (static); `batch_size`: draws made side by side (static), all by default. The
-      draws do not depend on it.
+      draws do not depend on it, but for keys of the kind "rbg".
 
     **Returns:** `Simulations`. Cost: one call of the simulator for each sample, in one program.
 

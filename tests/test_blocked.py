@@ -198,6 +198,16 @@ def test_bayes_rule_with_landmarks_or_by_forming_the_matrix():
         close(actual, expected, rtol=1e-7, atol=1e-7)
 
 
+@pytest.mark.parametrize("throw", [True, False])
+def test_a_missing_observation_is_missing_alone(throw):
+    queries = QUERIES.at[1].set(jnp.nan)
+    solver = kbr.ConjugateGradient(rank=10, throw=throw)
+    expected, found = (kbr.condition(fit(s), queries).weights for s in (None, solver))
+    assert np.all(np.isnan(found[1]))
+    others = np.arange(len(queries)) != 1
+    close(found[others], expected[others], rtol=1e-6, atol=1e-7)
+
+
 def test_gradients_are_those_of_the_factored_solve():
     def loss(parameters, solver):
         model = fit(solver, parameters[1], parameters[0])

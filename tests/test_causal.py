@@ -367,6 +367,10 @@ def test_treatment_bridge_is_the_formula():
     b = np.linalg.solve(np.diag(first) @ gram + n * ridges[1] * np.eye(2 * n), d)
     ratio = 1 + (gaussian(doses, twice, 1.0) * b) @ (both @ of_z)
     close(bridge.at(jnp.asarray(doses), bridge.proxies.matrix), ratio, 1e-6)
+    exact = causal.fit_treatment_bridge(
+        *map(jnp.asarray, (a, w, z, y)), kernels=kernels, regularizers=ridges, rank=n
+    )
+    close(exact.at(jnp.asarray(doses), exact.proxies.matrix), ratio, 1e-6)
     near = ridge_weights(of_a, gaussian(doses, a, 1.0), np.ones(n, bool), ridges[2]) * ratio
     expected = near @ y + (1 - near.sum(1)) * y.mean()
     close(kbr.mean(causal.intervene(bridge, jnp.asarray(doses))), expected, 1e-6)

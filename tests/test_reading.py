@@ -64,6 +64,38 @@ def test_density(d):
     np.testing.assert_allclose(density(one, at[0], bandwidth=1.5), found[0, 0], rtol=1e-12)
 
 
+@pytest.mark.parametrize("far", [1e4, 1e20, 1e37])
+def test_an_atom_without_a_share_moves_no_score(far):
+    points = jnp.asarray(np.append(RNG.normal(size=50), far), jnp.float32)
+    weights = jnp.asarray(np.append(np.full(50, 0.02), 0), jnp.float32)
+    without, embedding = (Embedding(kbr.Gaussian(1.0), points[:k], weights[:k]) for k in (50, 51))
+    for read in (density, kbr.embedding.log_score, kbr.embedding.energy_score):
+        np.testing.assert_allclose(read(embedding, 0.3), read(without, 0.3), rtol=1e-5)
+    # Nor does the point of another forecast.
+    two = Embedding(without.kernel, without.points, jnp.stack([without.weights] * 2))
+    for read in (kbr.embedding.log_score, kbr.embedding.energy_score):
+        scores = read(two, jnp.asarray([0.3, far], jnp.float32))
+        np.testing.assert_allclose(scores[0], read(without, 0.3), rtol=1e-5)
+
+
+def test_a_narrow_belief_among_far_atoms_has_its_own_bandwidth():
+    atoms = np.linspace(0, 5000, 20001)
+    shares = stats.norm.pdf(atoms, 2500, 1.5)
+    shares = shares / shares.sum()
+    embedding = Embedding(kbr.Gaussian(1.0), jnp.asarray(atoms), jnp.asarray(shares))
+    width = 1.5 * np.sum(shares**2) ** 0.2
+    expected = stats.norm.pdf(0, 0, np.hypot(1.5, width))
+    np.testing.assert_allclose(density(embedding, 2500.0), expected, rtol=1e-3)
+    one = Embedding(kbr.Gaussian(1.0), jnp.arange(5.0), jnp.eye(5)[2])
+    np.testing.assert_allclose(density(one, 2.0), stats.norm.pdf(0) / 1e-3, rtol=1e-6)
+
+
+def test_tuples_have_no_density():
+    for part in (jnp.asarray([0, 1, 1]), jnp.asarray([0.0, 1.0, 1.0])):
+        with pytest.raises(ValueError, match="one real array"):
+            density(kbr.embed(None, (part,)), (part[0],))
+
+
 def test_density_integrates_to_one():
     embedding = signed()
     grid = np.linspace(-8, 8, 2001)

@@ -248,6 +248,28 @@ def test_lists_of_numbers_and_tables_are_samples():
             kbr.embed(None, words)
 
 
+def test_columns_of_data_frames_are_numbers():
+    frames = pytest.importorskip("pandas")
+    whole = frames.array([1, 2, 3], dtype="Int64")
+    reals = [0.5, 1.5, 2.5]
+    for columns, kind in (
+        ({"a": reals, "b": whole}, "f"),
+        ({"a": reals, "b": [True, False, True]}, "f"),
+        ({"b": whole}, "i"),
+        ({"b": frames.array([True, False, True], dtype="boolean")}, "b"),
+    ):
+        points = kbr.embed(None, frames.DataFrame(columns)).points
+        assert points.dtype.kind == kind
+        np.testing.assert_array_equal(points[:, -1], list(columns["b"]))
+    assert kbr.embed(None, frames.Series(whole)).points.dtype.kind == "i"
+    missing = frames.DataFrame({"a": reals, "b": frames.array([1, None, 3], dtype="Int64")})
+    with pytest.raises(ValueError, match="contains NaN"):
+        kbr.embed(None, missing)
+    for column in (["x", "y", "z"], frames.Categorical(["x", "y", "z"])):
+        with pytest.raises(ValueError, match="Column 'b' of `points` is"):
+            kbr.embed(None, frames.DataFrame({"a": reals, "b": column}))
+
+
 @pytest.mark.parametrize(
     ("call", "remedy"),
     [

@@ -61,7 +61,9 @@ def intervene(
     P(Y | M, A), x = (m, a), the treatment `condition(model_of_m_given_a, a)` and `adjust=None`,
     the result is Y under do(a), where all of the effect goes through M.
 
-    **Bridges** of this namespace are models too. There `adjust` is over the outcome proxies w.
+    **Bridges** of this namespace are models too. There `adjust` is over the outcome proxies w. The
+    result has mass 1 whatever the mass of `adjust`: take differences of results, not of
+    populations.
 
     **Arguments:**
 

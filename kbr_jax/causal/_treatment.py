@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._checks import as_count
+from .._checks import as_count, size
 from .._lapack import eigh
 from .._numerics import matmul, one_program
 from .._typing import Array, ArrayLike, Float, Points
@@ -114,8 +114,9 @@ def fit_treatment_bridge(
     whose second mean is over independent doses and proxies. Here
     $q = 1 + \langle \theta, \phi(a) \otimes \phi(z) \rangle$ with a ridge on $\theta$: with a large
     one q = 1, and nothing is adjusted. There are three ridge regressions: of z on (a, w), for
-    $\theta$, and of (y, z) on the dose. Each ridge has the least leave-one-out error of its stage;
-    that of $\theta$ is at least 1 / n, so that no unit decides half of its own weight.
+    $\theta$, and of (y, z) on the dose. Each ridge has the least leave-one-out error of its stage.
+    That of $\theta$, times n, is at least the mean of $|\phi(a)|^2 |\phi(z)|^2$: an ordinary unit
+    decides less than half of its own weight.
 
     **Without an unmeasured confounder** give the measured ones as z, and w = None: q(a, x) is then
     p(x) / p(x | a), the weight of a unit with covariates x.
@@ -166,10 +167,12 @@ def fit_treatment_bridge(
         free = stage.fit.predict(at, own)
         embedded = stage.fitted(features, own, cross_fit)
     pairs = TensorProduct((data.kernel_a, Linear()))
+    both = jax.tree.map(
+        lambda *parts: jnp.concatenate(parts), (data.a, embedded), (data.a, free)
+    )
+    # The exact solution is in the span of both.
     landmarks = greedy_landmarks(
-        pairs,
-        jax.tree.map(lambda *parts: jnp.concatenate(parts), (data.a, embedded), (data.a, free)),
-        rank=rank,
+        pairs, both, rank=rank if rank < size(data.a) else 2 * size(data.a)
     )
     features = landmark_features(pairs, (data.a, embedded), landmarks, data.mask)
     coefficients, shrinkage = _ratio(features, features.at((data.a, free)).matrix, second)

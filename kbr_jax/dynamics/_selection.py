@@ -186,10 +186,10 @@ def rolling_origin_predictions(
 
     def predict(last):  # the index of the last set that is known
         gammas = jnp.where(jnp.arange(count - 1) < last, model.step_weights, 0)
-        matrix = coefficient_matrix(model.gram, gammas, model.intervals, model.regularizer)
+        known = refitted(model, model.regularizer, gammas, model.intervals, model.form)
         c = jax.nn.one_hot(last, count, dtype=dtype)
         for k in range(steps):
-            c = advance(model, matrix, c, model.intervals[last + k])
+            c = advance(known, c, model.intervals[last + k])
             c = normalized(c) if restored else c
         return c
 

@@ -62,7 +62,7 @@ def stacked_forecast(model: DistributionDynamics, steps: int = 1) -> StackedFore
     "next" shrinks to 0 and "change" to the last set. Where they err to opposite sides, their errors
     cancel.
 
-    Several steps ahead no step is left out, all sets from the third on are predicted, "next" is
+    Several steps ahead no step is left out, all sets from number k + 2 on are predicted, "next" is
     divided by its mass after each step. Sets of one mass give a prediction of that mass. Its
     distance in the RKHS is then often larger than that of the ridge forecast, which loses mass and
     goes to 0.
@@ -141,7 +141,7 @@ def _stack(model: DistributionDynamics, noise: Float[Array, ""], steps: int) -> 
         )
         length, c = jnp.mean(intervals), identity[-1]
         for _ in range(steps):
-            c = advance(one, one.coefficients, c, length)
+            c = advance(one, c, length)
             c = normalized(c) if restored else c
         left_out = left_out_predictions(one)[1:]
         left_out = normalized(left_out) if restored else left_out

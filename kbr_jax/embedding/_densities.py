@@ -16,9 +16,8 @@ from ._quantiles import unknown
 
 #: Steps of the mean shift that moves a starting atom to its mode.
 SHIFTS = 50
-#: Scott's bandwidth is at least this share of the spread of the atoms, so that the density of one
-#: atom is finite.
-LEAST_BANDWIDTH = 1e-3
+#: The bandwidth of a distribution on one atom, as a share of the spread of all atoms.
+_BANDWIDTH_OF_ONE = 1e-3
 #: Starts of the mean shift at least, where there are so many.
 _STARTS = 64
 #: Squared distance, in bandwidths, of two starts or two modes that count as one.
@@ -74,7 +73,8 @@ def density(
     - `points`: one point, or `[m, ...]`.
     - `bandwidth`: c > 0 in $h_j = c \, \sigma_j \, m^{-1 / (d + 4)}$, Scott's rule, with
       $\sigma_j$ the standard deviation of coordinate j under p and $m = 1 / \sum_i p_i^2$ the
-      effective number of atoms. `tuning.fit_bandwidth` chooses it. Labels need none.
+      effective number of atoms. `tuning.fit_bandwidth` chooses it. Labels need none. Where p is
+      on one atom, $\sigma_j$ is a thousandth of the median distance of all atoms from their median.
 
     **Returns:** `[..., m]`, or `[...]` for one point. It is non-negative and integrates to 1. NaN
     as `probabilities`. Cost O(b m n d) for b embeddings.
@@ -177,8 +177,7 @@ def _modes(
 
 
 def is_label(points: Points) -> bool:
-    leaves = jax.tree.leaves(points)
-    return len(leaves) == 1 and not jnp.issubdtype(leaves[0].dtype, jnp.inexact)
+    return hasattr(points, "dtype") and not jnp.issubdtype(points.dtype, jnp.inexact)
 
 
 def equal(points: Array, others: Array) -> Array:
@@ -210,17 +209,25 @@ def _bandwidths(
     atoms: Float[Array, "n d"], shares: Float[Array, "*b n"], factor: Float[Array, ""]
 ) -> Float[Array, "k d"]:
     shares = shares.reshape(-1, shares.shape[-1])
-    centered = atoms - jnp.mean(atoms, axis=0)
-    most = lax.stop_gradient(jnp.max(jnp.abs(centered), axis=0))
-    unit = jnp.where(most > 0, most, 1)  # squares of small numbers underflow
-    centered = centered / unit
-    variance = matmul(shares, centered**2) - matmul(shares, centered) ** 2
+    centered = atoms - lax.stop_gradient(jnp.median(atoms, axis=0))
+    sizes = lax.stop_gradient(jnp.abs(centered))
+    usual, most = jnp.median(sizes, axis=0), jnp.max(sizes, axis=0)
+    spread = jnp.where(usual > 0, usual, jnp.where(most > 0, most, 1))
+    rounding = 8 * jnp.finfo(atoms.dtype).eps
+
+    def deviation(share):
+        # Around its own mean, in a unit of its own: atoms without a share may lie far away.
+        used = share[:, None] > 0
+        apart = jnp.where(used, centered - matmul(share, centered), 0)
+        unit = lax.stop_gradient(jnp.max(jnp.abs(apart), axis=0))
+        unit = jnp.where(unit > 0, unit, 1)
+        found = unit * safe_sqrt(matmul(share, (apart / unit) ** 2))
+        single = found <= rounding * jnp.max(jnp.where(used, sizes, 0), axis=0)
+        return jnp.where(single, _BANDWIDTH_OF_ONE * spread, found)
+
     effective = 1 / jnp.sum(shares**2, axis=1, keepdims=True)
-    width = safe_sqrt(jnp.maximum(variance, 0)) * effective ** (-1 / (atoms.shape[1] + 4))
-    spread = safe_sqrt(jnp.mean(centered**2, axis=0))
-    # Atoms that all agree tell no scale.
-    least = LEAST_BANDWIDTH * jnp.where(spread > 0, spread, 1)
-    return factor * unit * jnp.maximum(width, least)
+    width = lax.map(deviation, shares, batch_size=64)
+    return factor * width * effective ** (-1 / (atoms.shape[1] + 4))
 
 
 def _log_kernel(

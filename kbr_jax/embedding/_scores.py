@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._numerics import one_program, power_of_two
+from .._numerics import matmul, one_program, power_of_two
 from .._typing import Array, ArrayLike, Float, Point, Points
 from ..kernels import Energy, gram_matvec
 from ._densities import bandwidths, equal, is_label, log_volume, probabilities, real_rows
@@ -39,14 +39,29 @@ def energy_score(embedding: Embedding, points: Point | Points) -> Float[Array, "
 def _energy_scores(
     atoms: Float[Array, "n d"], rows: Float[Array, "b d"], weights: Float[Array, "b n"]
 ) -> Float[Array, " b"]:
-    # Squares of numbers below 1e-19 are 0 in float32.
-    center = jnp.mean(atoms, axis=0)
-    most = lax.stop_gradient(jnp.max(jnp.abs(jnp.concatenate([atoms, rows]) - center)))
-    unit = power_of_two(jnp.where(most > 0, most, 1))
-    atoms, rows, kernel = atoms / unit, rows / unit, Energy(center / unit)
-    smooth = gram_matvec(kernel, atoms, atoms, weights.T).T
-    cross = jnp.sum(kernel.gram(rows, atoms) * weights, axis=-1)
-    return unit * (kernel.diagonal(rows) - 2 * cross + jnp.sum(smooth * weights, axis=-1))
+    # Squares of numbers below 1e-19 are 0 in float32: each sum has a unit of its own, and neither
+    # an atom without weight nor the point of another forecast enters it.
+    used = jnp.any(weights != 0, axis=0)[:, None]
+    center = jnp.sum(jnp.where(used, atoms, 0), axis=0) / jnp.maximum(jnp.sum(used), 1).astype(
+        atoms.dtype
+    )
+    atoms, rows = jnp.where(used, atoms - center, 0), rows - center
+    kernel = Energy(jnp.zeros_like(center))
+
+    def unit_for(*points):
+        most = jnp.max(jnp.stack([jnp.max(jnp.abs(lax.stop_gradient(p))) for p in points]))
+        return power_of_two(jnp.where(most > 0, most, 1))
+
+    def of_point(row):
+        point, weight = row
+        unit = unit_for(point, atoms)
+        cross = matmul(kernel.gram(point[None] / unit, atoms / unit)[0], weight)
+        return unit * (kernel.diagonal(point[None] / unit)[0] - 2 * cross)
+
+    unit = unit_for(atoms)
+    smooth = gram_matvec(kernel, atoms / unit, atoms / unit, weights.T).T
+    found = lax.map(of_point, (rows, weights), batch_size=64)
+    return found + unit * jnp.sum(smooth * weights, axis=-1)
 
 
 def log_score(

@@ -94,8 +94,8 @@ def random_fourier(
       `factor * k`; and `k + l` or `DirectSum` by concatenation, `k * l` or `TensorProduct` by
       adding the angles, of any of these. The draws depend on the kernel's family only: use them
       with every bandwidth.
-    - `points`: a sample `[n, ...]` for the shape, dtype and center of the points, or their number
-      of coordinates d.
+    - `points`: a sample `[n, ...]` for the shape, dtype and center of the points, or d for
+      vectors `[n, d]`.
     - `rank`: number r of features, even; for a sum of T products a multiple of 2 T.
     - `key`: randomness.
     - `orthogonal`: frequencies in blocks of d orthogonal ones, each of the right marginal law,

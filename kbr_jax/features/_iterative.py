@@ -157,12 +157,14 @@ def _solve(
 
     def solve(_, rhs):
         scale = jnp.linalg.norm(rhs, axis=0)
-        scale = jnp.where(scale > 0, scale, 1)
-        solution, report = _iterate(fixed, rhs / scale, tolerance, settings.max_iterations)
+        known = jnp.isfinite(scale)  # a missing observation is a column of NaN
+        unit = jnp.where(known & (scale > 0), scale, 1)
+        columns = jnp.where(known, rhs / unit, 0)
+        solution, report = _iterate(fixed, columns, tolerance, settings.max_iterations)
         if settings.throw:
             # In here, so that the solve of a gradient is watched too.
             solution = jnp.where(report.residual <= tolerance, solution, jnp.nan)
-        return solution * scale, report
+        return jnp.where(known, solution * unit, jnp.nan), report
 
     return lax.custom_linear_solve(factor.product, b, solve, symmetric=True, has_aux=True)
 

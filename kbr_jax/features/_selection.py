@@ -100,9 +100,10 @@ def incomplete_cholesky(
     - `block_size`: most columns to add at once (static). Random pivots are proposed from the
       residual at the start of the block and accepted by rejection sampling, which leaves their law
       unchanged (accelerated RPCholesky: Epperly, Tropp and Webber 2024). Greedy pivots are the
-      largest of the candidates, the 4 `block_size` points of largest residual at the start of the
-      block, for as long as one is left with half of the largest residual at the start: with 1 the
-      greedy choice itself, with more one of about the same residual trace.
+      largest of the candidates for as long as one is left with half of the largest residual at the
+      start of the block. The candidates are the points of largest residual in each of
+      4 `block_size` interleaved parts of the sample. With 1 it is the greedy choice itself, with
+      more one of about the same residual trace.
     - `mesh`: devices to divide the rows of the factor over; each gets all points.
 
     **Returns:** an `IncompleteCholesky`. Columns after the stop are zero and not `active`; the
