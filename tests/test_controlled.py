@@ -242,7 +242,7 @@ def test_a_known_transition_with_inputs():
         return 0.9 * state + 0.3 * control
 
     simulated = kbr.SimulatedTransition(
-        lambda state, control, key: move(state, control),
+        lambda key, state, control: move(state, control),
         key=jax.random.key(0),
         num_draws=2,
         controls=inputs[0],

@@ -194,7 +194,7 @@ def test_models_show_their_parameters_and_no_matrix():
         assert part in shown
     assert "\n" in shown and "..." not in shown and len(shown) < 1000
     jax.make_jaxpr(lambda m: repr(m) and m.regularizer)(model)  # no number to show
-    with_key = kbr.filtering.SimulatedTransition(lambda s, key: s, key=jax.random.key(0))
+    with_key = kbr.filtering.SimulatedTransition(lambda key, s: s, key=jax.random.key(0))
     assert "key<fry>[]" in with_scalars(with_key)
     filt = kbr.fit_filter(
         kbr.Gaussian(jnp.asarray([0.25])),

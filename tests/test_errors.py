@@ -187,7 +187,7 @@ CASES = {
     "a simulator of integers": (
         lambda: kbr.KernelBayesFilter(
             kbr.known_likelihood(G, X, lambda o, s: jnp.sum((o - s) ** 2), **RIDGE),
-            kbr.SimulatedTransition(lambda s, key: jnp.round(s).astype(int), key=KEY),
+            kbr.SimulatedTransition(lambda key, s: jnp.round(s).astype(int), key=KEY),
         ),
         "`the simulated states` has dtype int32",
     ),

@@ -166,7 +166,7 @@ def test_half_known_models_have_less_error_than_a_learned_one():
         angle = jnp.arctan2(state[1], state[0]) + 0.3
         return jnp.stack([jnp.cos(angle), jnp.sin(angle)])
 
-    def simulate(state, key):
+    def simulate(key, state):
         return move(state) + 0.2 * jax.random.normal(key, (2,))
 
     def likelihood(o, s):
@@ -204,7 +204,7 @@ def test_a_gaussian_move_is_the_mean_of_many_draws():
     root = jnp.asarray([[0.3, 0.0], [0.1, 0.2]])
     gaussian = kbr.GaussianTransition(lambda s: 0.9 * s, root @ root.T)
     simulated = kbr.SimulatedTransition(
-        lambda s, key: 0.9 * s + root @ jax.random.normal(key, (2,)),
+        lambda key, s: 0.9 * s + root @ jax.random.normal(key, (2,)),
         key=jax.random.key(1),
         num_draws=4000,
     )
@@ -320,7 +320,7 @@ def test_boolean_observations_stay_booleans():
     emission = kbr.filtering.known_likelihood(
         kbr.Delta(), jnp.array([0, 1]), log_likelihood, regularizer=1e-9
     )
-    still = kbr.filtering.SimulatedTransition(lambda state, key: state, key=jax.random.key(0))
+    still = kbr.filtering.SimulatedTransition(lambda key, state: state, key=jax.random.key(0))
     filt = kbr.KernelBayesFilter(emission, still)
     run = kbr.run_filter(filt, jnp.array([True]))
     np.testing.assert_allclose(run.weights[0], [1 / 9, 8 / 9], rtol=1e-6)

@@ -178,7 +178,7 @@ def moments(shift, cells):
     )
 
 
-def simulate(state, key):
+def simulate(key, state):
     u, v = state
     move = jnp.stack([jnp.tanh(0.8 * u - 0.9 * v), 0.9 * u + 0.4 * jnp.sin(v)])
     return move + 0.2 * jax.random.normal(key, (2,))

@@ -60,7 +60,11 @@ FOUND = {
         abs(float(n["kbr"].mean(n["future"])) - 3.6) < 0.3 and n["classes"].tolist() == [0, 1]
     ),
     "guide/likelihood-free.md": lambda n: abs(float(n["kbr"].mean(n["posterior"])) - 1.13) < 0.15,
-    "guide/kernels.md": lambda n: float(n["tuned"].value) < 0.7 * n["tuned"].history.loss[0],
+    "guide/kernels.md": lambda n: bool(
+        float(n["tuned"].value) < 0.7 * n["tuned"].history.loss[0]
+        and jnp.all(jnp.abs(n["trained"].parameters["shift"] - 2) < 0.2)
+        and n["test"].p_value > 0.05
+    ),
 }
 
 

@@ -36,7 +36,7 @@ def own_kernel(x, y):
     return jnp.exp(-jnp.sum(jnp.abs(x - y)))
 
 
-def own_simulator(state, key):
+def own_simulator(key, state):
     return state + 0.1 * jax.random.normal(key, state.shape)
 
 

@@ -48,7 +48,7 @@ class Simulator(eqx.Module):
 
     moves: Moves
 
-    def __call__(self, state, key):
+    def __call__(self, key, state):
         """Return one draw `[2]`."""
         return self.moves(state) + NOISE * jax.random.normal(key, (2,), state.dtype)
 

@@ -129,8 +129,9 @@ def _far_from_one(mass: np.ndarray) -> str | None:
     step = int(np.argmax(far))
     return (
         f"The weights of {int(far.sum())} beliefs sum to far from 1, first at step {step} "
-        f"({mass[step]:.2g}): the regularizer of Bayes' rule is too large, or the clipping does "
-        f"not normalize and one unlike observation took the mass."
+        f"({mass[step]:.2g}). Where these are few, their observations are far from all in "
+        f"training, and the beliefs are not to be trusted: take a wider kernel of the observations "
+        f"or more data. Where they are many, the regularizer of Bayes' rule is too large."
     )
 
 

@@ -127,7 +127,7 @@ class SimulatedTransition(AbstractKnownTransition):
 
     **Arguments:**
 
-    - `simulate(state, key)`, or `simulate(state, control, key)`, returns one next state. Give an
+    - `simulate(key, state)`, or `simulate(key, state, control)`, returns one next state. Give an
       `equinox.Module` if it has parameters.
     - `key`: randomness; `num_draws` for each training state (static).
     - `controls`: an example of one input, for a simulator that takes inputs; else None.
@@ -159,7 +159,7 @@ class SimulatedTransition(AbstractKnownTransition):
 
         def draw(key):
             keys = jax.random.split(key, size(points))
-            following = jax.vmap(lambda s, k: self.simulate(s, *inputs, k))(points, keys)
+            following = jax.vmap(lambda s, k: self.simulate(k, s, *inputs))(points, keys)
             check_alike(following, "the simulated states", points, "training states")
             features.kernel.check(following, "the simulated states")
             return features.coordinates(like(following, points))

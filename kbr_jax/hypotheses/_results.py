@@ -1,5 +1,6 @@
 """What a test returns, and how simulated null distributions become p-values."""
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from jax import lax
 from jax.sharding import Mesh
 
 from .._checks import padded
-from .._typing import Array, Bool, Float, Int, PRNGKeyArray, with_numbers
+from .._typing import Array, Bool, Float, Int, PRNGKeyArray, with_numbers, with_scalars
 from .._warnings import warn
 from ..devices import over_devices
 
@@ -80,8 +81,8 @@ class TestResult(eqx.Module):
             low, high = self.interval
             words += f", 95 % interval {low:.3g} to {high:.3g}"
         if len(self.kernels) > 1:
-            kernel = " ".join(str(self.kernels[int(self.best)]).split())
-            words += f", decided by {kernel}"
+            kernel = re.sub(r"(?<=\()\s+|\s+(?=\))", "", with_scalars(self.kernels[int(self.best)]))
+            words += f", decided by {' '.join(kernel.split())}"
         if not jnp.isnan(self.bias):
             shares = " and ".join(f"{100 * float(share):.0f} %" for share in self.explained)
             words += f"; z predicts {shares} of the variances of x and y"

@@ -174,6 +174,9 @@ def filter_loss(
     - `decode`: from the embedding of a belief to a point; `state_mean` by default.
     - `checkpoint_every`: for long sequences, see `run_filter`.
 
+    For gradients give the filter `clipping=Clipping(truncation=0.0)`: the default truncation makes
+    the loss jump.
+
     **Returns:** a scalar. Cost that of `run_filter`; with a `kernel`, O(T n^2) more. **Raises:**
     `ValueError` as `run_filter`, and for states of another kind or number.
     """

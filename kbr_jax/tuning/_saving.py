@@ -202,7 +202,8 @@ class _Encoder:
                 f"`{where}` is {name}, which {_ROOT} could not find again. Store functions and "
                 f"classes of your own by "
                 'name, `save(path, tree, functions={"name": it})` and '
-                '`load(path, functions={"name": it})`; or take it out.'
+                '`load(path, functions={"name": it})`; or take it out. For the `<lambda>` that '
+                "`equinox.nn.MLP` has at its end give `final_activation=jax.nn.identity`."
             )
         fields = {name: self.encode(getattr(value, name), f"{where}.{name}") for name in names}
         return {"object" if _accepted(value) else "batch": [address, fields]}
