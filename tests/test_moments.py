@@ -272,6 +272,29 @@ def test_a_filter_of_padding_alone_is_finite():
         assert np.all(np.isfinite(kbr.run_filter(filt, NEW).predicted))
 
 
+def test_an_observation_that_the_belief_excludes_counts_as_missing():
+    kernel, labels = kbr.Delta(), jnp.repeat(jnp.arange(3), 20)  # seen as they are, and stay
+    landmarks = kbr.greedy_landmarks(kernel, labels, rank=3)
+    cells = kbr.soft_partition(kernel, landmarks, temperature=0.01)
+    maps = kbr.moments.moment_maps(
+        kernel, kernel, landmarks, landmarks, cells=cells, function=lambda x: x.astype(float) + 10
+    )
+    model = kbr.moments.fit_conditional(
+        kbr.moments.collect_moments(maps, labels, labels), regularizer=1e-5
+    )
+    filt = kbr.KernelBayesFilter(model, model, regularizer=1e-4, estimator="importance")
+    run = kbr.run_filter(filt, jnp.asarray([0, 0, 1, 0]))
+    assert run.predictive_value[2] == 0
+    np.testing.assert_allclose(model.total(run.weights), 1, atol=1e-2)
+    np.testing.assert_allclose(kbr.state_mean(filt, run).reshape(-1), 10, atol=1e-3)
+
+
+def test_a_belief_without_mass_has_no_mean():
+    model = moment_model()
+    belief = model.unchanged(jnp.zeros(model.moments.readout.shape[0]))
+    assert np.all(np.isnan(model.mean_x(belief)))
+
+
 def test_prediction_is_a_step_without_observation():
     for filt in (moment_filter(), moment_filter(kbr.soft_partition(KX, LX))):
         steps = kbr.run_filter(filt, NEW, observed=jnp.arange(15) < 13)

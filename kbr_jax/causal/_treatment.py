@@ -167,9 +167,7 @@ def fit_treatment_bridge(
         free = stage.fit.predict(at, own)
         embedded = stage.fitted(features, own, cross_fit)
     pairs = TensorProduct((data.kernel_a, Linear()))
-    both = jax.tree.map(
-        lambda *parts: jnp.concatenate(parts), (data.a, embedded), (data.a, free)
-    )
+    both = jax.tree.map(lambda *parts: jnp.concatenate(parts), (data.a, embedded), (data.a, free))
     # The exact solution is in the span of both.
     landmarks = greedy_landmarks(
         pairs, both, rank=rank if rank < size(data.a) else 2 * size(data.a)

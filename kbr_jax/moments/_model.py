@@ -150,7 +150,8 @@ class MomentModel(AbstractConditional):
         return MomentWeights(weights, update.at[..., -1].set(1))
 
     def is_zero(self, belief: MomentWeights) -> Bool[Array, ""]:
-        return jnp.all(belief.update == 0)
+        # The product of both factors may be 0 where neither is.
+        return jnp.all(self._cell_weights(belief) == 0)
 
     def as_weights(self, belief: MomentWeights) -> Float[Array, "*b K"]:
         if self.maps.cells is None:
@@ -168,8 +169,14 @@ class MomentModel(AbstractConditional):
         return Embedding(self.maps.x.kernel, points, self._cell_weights(belief))
 
     def mean_x(self, belief: MomentWeights) -> Float[Array, "*b e"]:
-        values = self.read(belief, self.moments.readout[..., :-1])
-        return values / guarded_sum(self._cell_weights(belief))[..., None] + self.maps.origin
+        values, cells = (
+            self.read(belief, self.moments.readout[..., :-1]),
+            self._cell_weights(belief),
+        )
+        mass = guarded_sum(cells)
+        known = mass == jnp.sum(cells, axis=-1)  # else NaN, as `kbr_jax.mean`
+        mean = values / mass[..., None] + self.maps.origin
+        return jnp.where(known[..., None], mean, jnp.nan)
 
     def total(self, belief: MomentWeights) -> Float[Array, "*b"]:
         """The mass of a belief."""
