@@ -275,7 +275,7 @@ def test_a_filter_of_padding_alone_is_finite():
 def test_an_observation_that_the_belief_excludes_counts_as_missing():
     kernel, labels = kbr.Delta(), jnp.repeat(jnp.arange(3), 20)  # seen as they are, and stay
     landmarks = kbr.greedy_landmarks(kernel, labels, rank=3)
-    cells = kbr.soft_partition(kernel, landmarks, temperature=0.01)
+    cells = kbr.soft_partition(kernel, landmarks, temperature=1e-9)
     maps = kbr.moments.moment_maps(
         kernel, kernel, landmarks, landmarks, cells=cells, function=lambda x: x.astype(float) + 10
     )
