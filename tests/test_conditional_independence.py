@@ -183,6 +183,19 @@ def test_kernels_that_are_given():
     assert 0 < ci_test(*kernels, x, y, z, key=KEY, num_draws=99).p_value <= 1
 
 
+def test_multiples_and_sums_of_a_kernel_are_seen_at_residuals_too():
+    x, y, z = triples(KEY, 50)
+    expected = ci_test(G, None, None, x, y, z, key=KEY, num_draws=99)
+    for kernel, points in (
+        (2 * G, x),
+        (G + G, x),
+        (kbr.TensorProduct((G, kbr.Delta())), (x, jnp.zeros(50, int))),
+    ):
+        found = ci_test(kernel, None, None, points, y, z, key=KEY, num_draws=99)
+        np.testing.assert_allclose(found.explained, expected.explained, rtol=1e-6)
+        assert found.p_value == expected.p_value
+
+
 def test_the_metric_of_z_is_learned_with_the_given_kernels():
     z, noise = RNG.normal(size=(2, 60, 2))
     labels = jnp.asarray(z[:, 0] + noise[:, 0] > 0, int)

@@ -1,12 +1,15 @@
 """The tests of independence inside the searches of causal-learn and pgmpy."""
 
 import warnings
+from decimal import Decimal
+from fractions import Fraction
 
 import jax
 import numpy as np
 import pytest
 
 import kbr_jax as kbr
+from kbr_jax.hypotheses._discovery import _p_value_of
 
 KEY = jax.random.key(3)
 # Both packages, and what they import, warn of their own affairs.
@@ -100,3 +103,26 @@ def test_a_missing_value_is_named(missing):
         column = np.array(["2020-01-01", "2020-01-02", missing], "datetime64[D]")
     with pytest.raises(ValueError, match="Column 'x' has no value in row 2"):
         kbr.hypotheses.pgmpy_test({"x": column, "y": np.ones(3)}, key=KEY)
+
+
+@pytest.mark.parametrize("kind", [lambda value: Decimal(str(value)), Fraction])
+def test_exact_numbers_are_numbers(kind):
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=60).round(2)
+    columns = {"x": x, "y": (x + 0.3 * rng.normal(size=60)).round(2)}
+    columns = {
+        name: np.array([kind(value) for value in column.tolist()], object)
+        for name, column in columns.items()
+    }
+    assert not kbr.hypotheses.pgmpy_test(columns, key=KEY, num_draws=99)("x", "y")
+
+
+@pytest.mark.parametrize(("draws", "level"), [(19, 0.05), (99, 0.01)])
+def test_a_p_value_that_equals_the_level(draws, level):
+    """In float32 .05 is above .05, and .01 below .01."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=60)
+    p_value = _p_value_of({"x": np.float32(x), "y": np.float32(x)}, KEY, draws)
+    assert p_value("x", "y", ()) == level
+    z = {"x": np.float32(x), "y": np.float32(x), "z": np.float32(rng.normal(size=60))}
+    assert _p_value_of(z, KEY, draws)("x", "y", ("z",)) == level

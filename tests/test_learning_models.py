@@ -412,3 +412,28 @@ def test_few_pairs_of_features_need_no_number():
         net, x, x[:, 0], num_steps=2, key=jax.random.key(2), progress=False
     )
     assert np.all(np.isfinite(found(x[0])))
+
+
+def test_levels_of_a_report_are_those_of_its_intervals():
+    """Of weights of any sign."""
+    rng = np.random.default_rng(4)
+    weights = jnp.asarray(rng.normal(size=(60, 20)) + 0.3)
+    values, truth = jnp.asarray(rng.normal(size=(20, 2))), jnp.asarray(rng.normal(size=(60, 2)))
+    levels = _conditional.central_levels(weights, values, truth)
+    found = kbr.Embedding(kbr.Gaussian(1.0), values, weights)
+    for level in (0.5, 0.8, 0.95):
+        low, high = kbr.credible_interval(found, level)
+        np.testing.assert_array_equal(levels <= level, (low <= truth) & (truth <= high))
+
+
+def test_errors_of_a_report_are_those_of_a_weighted_mean():
+    """Shares that vary are no error of a score that does not."""
+    rng = np.random.default_rng(4)
+    shares = rng.exponential(size=50)
+    shares = shares / shares.sum()
+    scores = {"model": np.full(50, 0.3), "rival": rng.normal(size=50)}
+    summary, _ = _report.compared(scores, shares)
+    assert summary["model"][0] == pytest.approx(0.3) and summary["model"][1] < 1e-12
+    plain, _ = _report.compared(scores)
+    assert _report.compared(scores, np.full(50, 0.02))[0] == plain
+    assert plain["rival"][1] == pytest.approx(scores["rival"].std(ddof=1) / 50**0.5)

@@ -222,9 +222,28 @@ def test_pairs_of_moments_cannot_be_left_out():
         kbr.leave_out_loss(moments)
 
 
+def test_default_losses_are_centered_on_what_was_learned_from():
+    """Else a single held-out pair would be the mean that a model without weights predicts."""
+    fitted = model()
+    energy = kbr.kernels.Energy(Y.mean(0), kbr.kernels.coordinate_scale(jnp.asarray(Y)))
+    for held in (HELD_Y, HELD_Y[:1]):
+        data = jnp.asarray(HELD_X[: len(held)]), jnp.asarray(held)
+        close(kbr.regression_loss(fitted, *data), kbr.regression_loss(fitted, *data, kernel=energy))
+
+    def refit(training, held):
+        one = kbr.fit_conditional(kbr.Gaussian(0.9), None, *training, regularizer=1e3)
+        return kbr.regression_loss(one, *held), kbr.tuning.marginal_loss(
+            one, *held, regularizer=1e4
+        )
+
+    losses = kbr.cross_validate(refit, (jnp.asarray(X), jnp.asarray(Y)), len(X))
+    assert min(losses) > 0.1, losses
+
+
 def test_the_default_marginal_loss_is_an_energy_distance():
     fitted, x, y = model(), jnp.asarray(HELD_X), jnp.asarray(HELD_Y)
-    energy = kbr.kernels.Energy(jnp.mean(x, axis=0), kbr.kernels.coordinate_scale(x))
+    points = jnp.asarray(X)
+    energy = kbr.kernels.Energy(jnp.mean(points, axis=0), kbr.kernels.coordinate_scale(points))
     found = kbr.tuning.marginal_loss(fitted, x, y, regularizer=1e-3)
     close(found, kbr.tuning.marginal_loss(fitted, x, y, regularizer=1e-3, kernel=energy))
 

@@ -11,15 +11,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._checks import size, take
+from .._checks import is_float, size, take
 from .._numerics import safe_sqrt, squared_distances
 from .._typing import Array, Float, Points, PRNGKeyArray
 from ..features import FeatureChoice, fit_features, greedy_landmarks
 from ..kernels import (
     AbstractKernel,
     Delta,
+    DirectSum,
     Gaussian,
     Laplace,
+    Product,
+    Scaled,
+    Sum,
     TensorProduct,
     coordinate_scale,
     kernel_for,
@@ -27,6 +31,7 @@ from ..kernels import (
 )
 from ..kernels._base import flat
 from ..kernels._defaults import warn_of_amounts
+from ..kernels._stationary import AbstractShiftInvariant
 from ._results import rounding
 
 #: Points that the distances are read from.
@@ -166,3 +171,15 @@ def fused(
     interval = effects[best, 1:] if theory else jnp.full(2, jnp.nan, effects.dtype)
     fields = {"best": best, "effect": effects[best, 0], "interval": interval}
     return statistics[0], null[:, 0], magnitude[0], fields
+
+
+def of_difference(kernel: AbstractKernel, points: Points) -> bool:
+    """Whether a kernel sees real numbers by their differences alone."""
+    if isinstance(kernel, Scaled):
+        return of_difference(kernel.kernel, points)
+    if isinstance(kernel, (Sum, Product)):
+        return of_difference(kernel.first, points) and of_difference(kernel.second, points)
+    if isinstance(kernel, (TensorProduct, DirectSum)):
+        return all(map(of_difference, kernel.kernels, points))
+    single = isinstance(points, jax.Array)
+    return single and (not is_float(points) or isinstance(kernel, AbstractShiftInvariant))

@@ -30,7 +30,7 @@ from ..features import Landmarks, fit_features
 from ..kernels import AbstractKernel, KernelLike, as_kernel, default_kernel, warn_of_scale
 from ..kernels._base import flat
 from ..kernels._defaults import warn_of_amounts
-from ..kernels._stationary import AbstractShiftInvariant
+from ._collections import of_difference
 from ._regressions import (
     Regression,
     Smoother,
@@ -84,8 +84,9 @@ def conditional_independence_test(
 
     **Arguments:**
 
-    - `kernel_x`, `kernel_y`: None chooses. Kernels of the difference of two points, and those
-      chosen, are evaluated at residuals. Others are evaluated at the points.
+    - `kernel_x`, `kernel_y`: None chooses. Kernels of the difference of two points, their
+      sums and products, and those chosen, are evaluated at residuals. Others are evaluated at the
+      points.
     - `kernel_z`: of the regressions, or None. `x`, `y`, `z`: n triples; tuples and labels too.
     - `key`, `num_draws` B (static): of the signs.
     - `landmarks`: r, random points of z that carry the regressions; min(n, 200) by default.
@@ -347,9 +348,7 @@ def _residuals(
             return own
         return (own * spread).reshape(leaf.shape)
 
-    if kernel is None or (
-        isinstance(kernel, AbstractShiftInvariant) and isinstance(points, jax.Array)
-    ):
+    if kernel is None or of_difference(kernel, points):
         points = jax.tree.map(replaced, points)
     features = _features(kernel, points, rows, _FEATURES).astype(dtype)
     second = regress(candidates, features)

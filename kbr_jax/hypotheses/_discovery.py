@@ -1,5 +1,6 @@
 """The tests of independence as those of causal-learn and pgmpy (extra `discovery`)."""
 
+import decimal
 import numbers
 import zlib
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._checks import as_count, is_concrete
-from .._typing import PRNGKeyArray
+from .._typing import Array, PRNGKeyArray
 from ..kernels._defaults import warn_of_amounts
 from ._conditional import conditional_independence_test
 from ._independence import independence_test
@@ -122,10 +123,13 @@ def _column(column: np.ndarray, name: Hashable) -> np.ndarray:
             f"Column {name!r} has no value in row {int(np.argmax(gaps))}: leave out such rows, or "
             f"give them a label."
         )
-    numbers_alone = column.dtype.kind == "O" and all(
-        isinstance(one, numbers.Real) and not isinstance(one, (bool, np.bool_)) for one in column
-    )
-    return np.asarray(column.tolist()) if numbers_alone else column
+    real = numbers.Real, decimal.Decimal
+    if column.dtype.kind != "O" or not all(
+        isinstance(one, real) and not isinstance(one, (bool, np.bool_)) for one in column
+    ):
+        return column
+    found = np.asarray(column.tolist())
+    return found.astype(float) if found.dtype == object else found  # decimals and fractions
 
 
 def _codes(column: np.ndarray) -> np.ndarray:
@@ -139,6 +143,11 @@ def _p_value_of(columns: Mapping[Hashable, np.ndarray], key: PRNGKeyArray, draws
     if not is_concrete(key):
         raise ValueError("`key` is traced: search for causes outside of `jax.jit`.")
 
+    def exact(p_value: Array) -> float:
+        # One of k / (draws + 1): a search compares it with a level, which float32 may not hold.
+        found = float(p_value) * (draws + 1)
+        return round(found) / (draws + 1) if np.isfinite(found) else found
+
     def p_value(x, y, z) -> float:
         # The order of a pair and of a condition does not matter.
         x, y = sorted((x, y), key=repr)
@@ -146,7 +155,7 @@ def _p_value_of(columns: Mapping[Hashable, np.ndarray], key: PRNGKeyArray, draws
         own = jax.random.fold_in(key, zlib.crc32(repr((x, y, z)).encode()))
         pair = columns[x], columns[y]
         if not z:
-            return float(
+            return exact(
                 independence_test(None, None, *pair, key=own, num_permutations=draws).p_value
             )
         real = [columns[i] for i in z if np.issubdtype(columns[i].dtype, np.floating)]
@@ -155,6 +164,6 @@ def _p_value_of(columns: Mapping[Hashable, np.ndarray], key: PRNGKeyArray, draws
         found = conditional_independence_test(
             None, None, None, *pair, tuple(given), key=own, num_draws=draws
         )
-        return float(found.p_value)
+        return exact(found.p_value)
 
     return p_value

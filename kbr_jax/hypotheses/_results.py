@@ -26,7 +26,7 @@ class TestResult(eqx.Module):
     """Outcome of a test. `print(result)` says it in words.
 
     - `p_value`: small where the hypothesis (same distribution, independence) is doubtful; reject at
-      level alpha if it is <= alpha.
+      level alpha if it is <= alpha, compared as an array: `float` of .05 in float32 is above .05.
     - `statistic`: as the test defines it.
     - `null`: `[draws]`, the statistic under permutations or random signs; empty for tests that
       compare with a known distribution.

@@ -244,32 +244,29 @@ def error_note(how: str, name: str, values: Points) -> str:
     return f"The errors are {words} of pairs that are {how}."
 
 
-def central_levels(weights: np.ndarray, values: np.ndarray, truth: np.ndarray) -> np.ndarray:
+def _level(atoms: Array, weights: Array, truth: Array) -> Float[Array, " d"]:
+    """Mass of the central interval that ends at the truth; half of what is equal is below it."""
+    found = Embedding(Gaussian(1.0), atoms, weights)
+    nothing = 32 * jnp.finfo(atoms.dtype).eps * jnp.max(jnp.abs(atoms))  # the rounding of `cdf`
+    up_to, below = (
+        jnp.diagonal(jax.vmap(cdf, (None, 0))(found, end))
+        for end in (truth + nothing, truth - nothing)
+    )
+    return jnp.abs(up_to + below - 1)
+
+
+@jax.jit
+def central_levels(weights: Array, values: Array, truth: Array) -> Float[Array, "m d"]:
     """Masses of the central intervals that end at the truth `[m, d]`; weights `[m, n]`."""
-    shares = np.maximum(weights, 0)
-    shares = shares / np.maximum(shares.sum(1, keepdims=True), np.finfo(shares.dtype).tiny)
-    levels = []
-    for column, true in zip(values.T, truth.T, strict=True):
-        below = (shares * (column < true[:, None])).sum(1)
-        equal = (shares * (column == true[:, None])).sum(1)
-        levels.append(np.abs(2 * (below + equal / 2) - 1))
-    return np.stack(levels, axis=1)
+    return jax.lax.map(lambda row: _level(values, *row), (weights, truth))
 
 
 @jax.jit
 def _levels(own: Array, far: Array, residuals: Array, y: Array) -> Float[Array, "n d"]:
-    """Masses of the central intervals that end at y; half of what is equal to y is below it."""
-
     def level(row):
         own, far, truth = row
         atoms = jnp.concatenate([matmul(own + far, y) + residuals, y])
-        found = Embedding(Gaussian(1.0), atoms, jnp.concatenate([own, far]))
-        nothing = 32 * jnp.finfo(atoms.dtype).eps * jnp.max(jnp.abs(atoms))  # the rounding of `cdf`
-        up_to, below = (
-            jnp.diagonal(jax.vmap(cdf, (None, 0))(found, end))
-            for end in (truth + nothing, truth - nothing)
-        )
-        return jnp.abs(up_to + below - 1)
+        return _level(atoms, jnp.concatenate([own, far]), truth)
 
     return jax.lax.map(level, (own, far, y))
 

@@ -17,6 +17,7 @@ from .._typing import Array, Float, Points, PRNGKeyArray
 from ..kernels import AbstractKernel, FeatureMap, default_kernel
 from ..rules import fit_conditional
 from ..tuning import TuneResult, minibatch, regression_loss, tune
+from ..tuning._losses import measuring
 
 #: Every fifth of 25 stretches is held out; a validation sees at most so many pairs of each part.
 STRETCHES, HELD_OUT, SEEN = 25, 5, 1000
@@ -66,7 +67,8 @@ def _held_out(
     unit = jnp.mean(kernel.diagonal(known[0]))
     ridge = parameters.regularizer.astype(unit.dtype) * unit
     model = fit_conditional(kernel, kernel_y, *known, regularizer=ridge)
-    return regression_loss(model, *held)
+    # Half of a batch has a scale of its own.
+    return regression_loss(model, *held, kernel=measuring(kernel_y, held[1]))
 
 
 def learn_features(

@@ -157,9 +157,9 @@ class _HeldOut(NamedTuple):
 def _plain(model: ConditionalEmbedding, rows: Array, unit: Array) -> _HeldOut:
     weights, y = jnp.add(*restored_left_out(model, rows)), model.y
     scores = energy_score(Embedding(model.kernel_y, y / unit, weights), y[rows] / unit)
-    values = np.asarray(y).reshape(len(y), -1)
-    levels = central_levels(np.asarray(weights), values, values[np.asarray(rows)])
-    return _HeldOut(model.embed_y(weights), y[rows], scores, levels)
+    values = y.reshape(len(y), -1)
+    levels = central_levels(weights, values, values[rows])
+    return _HeldOut(model.embed_y(weights), y[rows], scores, np.asarray(levels))
 
 
 def _moved(forecast: Forecast, rows: Array, unit: Array) -> _HeldOut:

@@ -37,7 +37,8 @@ class DiscriminantMap(eqx.Module):
     columns of W are the generalized eigenvectors $S v = g R v$, $v^\top R v = 1$, of the largest
     ratios g of signal to noise, each times its canonical correlation $\sqrt{g / (1 + g)}$: a
     direction without signal does not count. It is Fisher's discriminant with states in place of
-    classes. Noise that coordinates have in common cancels.
+    classes. Noise that coordinates have in common cancels. In R all correlations are shrunk by a
+    tenth.
     """
 
     center: Float[Array, " p"]

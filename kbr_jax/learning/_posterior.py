@@ -33,6 +33,7 @@ from ..kernels import (
 )
 from ..rules import ConditionalEmbedding, bayes_rule, fit_conditional
 from ..rules._model import single_prior_weights
+from ..tuning import coverage
 from ..tuning._calibration import LEVELS
 from ..tuning._losses import measuring
 from ..tuning._progress import progress_bar
@@ -285,13 +286,13 @@ def _report(setting: _Setting, data: _Data, values: dict) -> Report:
             (energy_scores(matrix, w) for w in near), key=lambda s: shares @ s
         )
     scores["prior"] = energy_scores(matrix, alone)
-    # Means over pairs are then means under the prior.
-    summary, notes = compared({name: n * shares * one for name, one in scores.items()})
+    # Means under the prior.
+    summary, notes = compared(scores, shares)
     held = {}
     if is_real(data.x):
-        rows = np.asarray(data.x).reshape(n, -1)
-        levels = central_levels(weights, rows, rows)
-        held = {u: float(shares @ (levels <= u).mean(1)) for u in LEVELS}
+        rows = data.x.reshape(n, -1)
+        inside = jax.vmap(coverage)(central_levels(jnp.asarray(weights), rows, rows))
+        held = dict(zip(LEVELS, (shares @ np.asarray(inside)).tolist(), strict=True))
     return Report(
         chosen={
             **{name: np.asarray(value) for name, value in values.items()},

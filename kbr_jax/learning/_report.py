@@ -76,21 +76,29 @@ def errors_of(estimates: Points, truth: Points) -> Float[Array, "w l"]:
     return safe_sqrt(jnp.sum(squares, axis=-1))
 
 
-def compared(errors: dict[str, np.ndarray]) -> tuple[dict[str, tuple[float, float]], list[str]]:
+def compared(
+    errors: dict[str, np.ndarray], shares: np.ndarray | None = None
+) -> tuple[dict[str, tuple[float, float]], list[str]]:
     """Mean and standard error over stretches, and a sentence where a rival is as good.
 
-    `errors` are means of stretches `[w]`, of the model first.
+    `errors` are means of stretches `[w]`, of the model first; `shares` of the stretches in the
+    means, by default the same.
     """
-    summary = {}
-    for name, values in errors.items():
-        spread = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.nan
-        summary[name] = float(values.mean()), float(spread)
+
+    def average(values):
+        n = len(values)
+        share = np.full(n, 1 / n) if shares is None else shares
+        mean = float(share @ values)
+        return mean, float(np.sqrt(share**2 @ (values - mean) ** 2 * n / max(n - 1, 1)))
+
+    summary = {name: average(values) for name, values in errors.items()}
+    if len(next(iter(errors.values()))) == 1:  # no error is known
+        summary = {name: (mean, np.nan) for name, (mean, _) in summary.items()}
     (own, values), *rivals = errors.items()
     notes = []
     for name, other in rivals:
-        gain = other - values
-        margin = gain.std(ddof=1) / np.sqrt(len(gain)) if len(gain) > 1 else 0.0
-        if gain.mean() < margin:
+        gain, margin = average(other - values)
+        if gain < margin:
             notes.append(f"As good or better than the {own} here: {name}.")
     return summary, notes
 

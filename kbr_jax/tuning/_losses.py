@@ -38,7 +38,7 @@ from ..kernels import (
     coordinate_scale,
     gram_matvec,
 )
-from ..moments import ravel_point
+from ..moments import MomentModel, ravel_point
 from ..rules import AbstractConditional, bayes_rule, condition
 
 
@@ -50,18 +50,29 @@ def regression_loss(
     |^2$ (S13, figure 6), by default in the RKHS of `Energy`: the energy score.
 
     **Arguments:** `model`, fitted on other pairs; `x`, `y` `[m, ...]`; `kernel` of y whose RKHS
-    measures the error. By default it is `Energy`, in units of `coordinate_scale`, for y that are
-    one real array, and the model's own for others. With `Linear()` it is the squared error of the
-    conditional mean. `model.kernel_y` is the paper's; a bandwidth of y that is tuned by it becomes
-    as wide as can be.
+    measures the error. By default it is `Energy`, with the mean and the `coordinate_scale` of the
+    training y, for y that are one real array, and the model's own for others. With `Linear()` it is
+    the squared error of the conditional mean. `model.kernel_y` is the paper's; a bandwidth of y
+    that is tuned by it becomes as wide as can be.
 
     **Returns:** a scalar. Cost O(n^2 (d + m)), memory O(m n). **Raises:** `ValueError` for samples
     that are unpaired or of another kind.
     """
     x, y = as_points(x, "x"), as_points(y, "y")
     check_same_size(x, "x", y, "y")
-    kernel = measuring(model.kernel_y, y) if kernel is None else kernel
+    if kernel is None:
+        # Not of the held-out y: where they are few, a model that predicts nothing would be near.
+        known = _training_y(model) if is_real(y) else (y,)
+        kernel = measuring(model.kernel_y, *known)
     return jnp.mean(_errors(condition(model, x), y, kernel, "y"))
+
+
+def _training_y(model: AbstractConditional) -> tuple[Points, Array | None]:
+    """The training y and their shares; of moments, the landmarks."""
+    if isinstance(model, MomentModel):
+        return model.embed_y(model.marginal()).points, None
+    features, coordinates = model.sample()
+    return coordinates.points, features.uniform
 
 
 def measuring(kernel_y: AbstractKernel, y: Points, weights: Array | None = None) -> AbstractKernel:
@@ -122,8 +133,9 @@ def marginal_loss(
     - `model` of P(Y | X), fitted on other pairs; `x`, `y` `[m, ...]`: held-out pairs. Use it with
       `cross_validate`.
     - `regularizer`, `estimator` and `options`: of `bayes_rule`.
-    - `kernel` of x that measures the discrepancy, by default `Energy`, as in `regression_loss`: in
-      the model's own, as printed in the paper, the widest wins.
+    - `kernel` of x that measures the discrepancy, by default `Energy`, as in `regression_loss`,
+      with the mean and the scale of the prior's points: in the model's own, as printed in the
+      paper, the widest wins.
     - `prior`: by default the training marginal of x.
 
     **Returns:** a scalar. Cost that of `bayes_rule` for m observations, and O((n + m)^2 d).
@@ -132,11 +144,15 @@ def marginal_loss(
     """
     x, y = as_points(x, "x"), as_points(y, "y")
     check_same_size(x, "x", y, "y")
+    shares = None
     if prior is None:
         features = model.sample()[0]
-        prior = Embedding(features.kernel, features.points, features.uniform)
+        shares = features.uniform
+        prior = Embedding(features.kernel, features.points, shares)
     posterior = bayes_rule(model, prior, y, regularizer=regularizer, estimator=estimator, **options)
-    kernel = measuring(model.kernel_x, x) if kernel is None else as_kernel(kernel)
+    if kernel is None:
+        kernel = measuring(model.kernel_x, prior.points, shares)
+    kernel = as_kernel(kernel)
     average = Embedding(kernel, posterior.points, jnp.mean(posterior.weights, axis=0))
     return squared_mmd(average, embed(kernel, x))
 
