@@ -35,8 +35,8 @@ def with_numbers(self: eqx.Module) -> str:
         return eqx.tree_pformat(self, short_arrays=False)
 
 
-def with_scalars(self: eqx.Module) -> str:
-    """A fitted model with its short parameters, and the shapes of its arrays."""
+def with_scalars(self: Any) -> str:
+    """A fitted model, or several, with short parameters, and the shapes of arrays."""
     return eqx.tree_pformat(jax.tree.map(_Numbers.of, self))
 
 

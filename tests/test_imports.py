@@ -20,7 +20,8 @@ MAX_LINES = 400
 
 #: Lowest floor first; what shares a floor may not import from each other.
 FLOORS = (
-    ("_typing", "_warnings"),
+    ("_typing", "_tables"),
+    ("_warnings",),
     ("_numerics",),
     ("_checks",),
     ("_trees",),

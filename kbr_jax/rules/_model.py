@@ -50,8 +50,7 @@ class Clipping(eqx.Module):
     - `clip`: $w_i \leftarrow \max(w_i, 0)$. Estimated weights are signed; probabilities are not.
     - `truncation`: $w_i \leftarrow 0$ where $w_i < \tau \max_j w_j$, with $\tau$ in [0, 1). Ridge
       regression leaves small weights everywhere. Where an observation has two explanations, they
-      carry the belief to the wrong one. A loss jumps where a weight crosses the limit, and
-      gradients do not see jumps: 0 for gradient descent.
+      carry the belief to the wrong one. Give 0 for gradient descent: losses jump at the limit.
     - `normalize`: divide by the sum (see `kbr_jax.normalize`).
 
     The default is that of all rules and filters. `Clipping(False, 0.0, False)` is the papers' rule.
