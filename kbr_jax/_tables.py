@@ -21,6 +21,8 @@ def as_numbers(table: Any, name: str) -> np.ndarray:
     if values.dtype != object or not hasattr(table, "dtypes"):
         return values
     several = hasattr(table.dtypes, "items")
+    if several and values.ndim == 1:  # an index of several levels
+        return values
     columns = list(table.dtypes.items()) if several else [(table.name, table.dtypes)]
     for column, kind in columns:
         if getattr(kind, "kind", "O") not in "biuf":
@@ -29,5 +31,8 @@ def as_numbers(table: Any, name: str) -> np.ndarray:
     kinds = {kind.kind for _, kind in columns}
     if np.any(table.isna().to_numpy()):
         return table.to_numpy(dtype=float, na_value=np.nan)
-    whole = bool if kinds == {"b"} else np.int64 if kinds <= {"i", "u"} else float
-    return table.to_numpy(dtype=whole)
+    if kinds == {"b"}:
+        return table.to_numpy(dtype=bool)
+    if kinds <= {"i", "u"}:
+        return table.to_numpy(dtype=np.int64 if "i" in kinds and values.min() < 0 else np.uint64)
+    return table.to_numpy(dtype=float)

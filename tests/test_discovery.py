@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import kbr_jax as kbr
-from kbr_jax.hypotheses._discovery import _p_value_of
+from kbr_jax.hypotheses._discovery import _column, _p_value_of
 
 KEY = jax.random.key(3)
 # Both packages, and what they import, warn of their own affairs.
@@ -115,6 +115,13 @@ def test_exact_numbers_are_numbers(kind):
         for name, column in columns.items()
     }
     assert not kbr.hypotheses.pgmpy_test(columns, key=KEY, num_draws=99)("x", "y")
+
+
+def test_large_whole_numbers_are_labels():
+    column = np.array([2**70, 2**70 + 1], object)
+    assert _column(column, "x") is column
+    with pytest.raises(ValueError, match="no value in row 0"):
+        _column(np.array([Decimal("sNaN"), Decimal(1)], object), "x")
 
 
 @pytest.mark.parametrize(("draws", "level"), [(19, 0.05), (99, 0.01)])

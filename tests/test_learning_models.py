@@ -418,7 +418,8 @@ def test_levels_of_a_report_are_those_of_its_intervals():
     """Of weights of any sign."""
     rng = np.random.default_rng(4)
     weights = jnp.asarray(rng.normal(size=(60, 20)) + 0.3)
-    values, truth = jnp.asarray(rng.normal(size=(20, 2))), jnp.asarray(rng.normal(size=(60, 2)))
+    units = np.array([1e15, 1.0])
+    values, truth = (jnp.asarray(rng.normal(size=(n, 2)) * units) for n in (20, 60))
     levels = _conditional.central_levels(weights, values, truth)
     found = kbr.Embedding(kbr.Gaussian(1.0), values, weights)
     for level in (0.5, 0.8, 0.95):
@@ -434,6 +435,7 @@ def test_errors_of_a_report_are_those_of_a_weighted_mean():
     scores = {"model": np.full(50, 0.3), "rival": rng.normal(size=50)}
     summary, _ = _report.compared(scores, shares)
     assert summary["model"][0] == pytest.approx(0.3) and summary["model"][1] < 1e-12
+    assert np.isnan(_report.compared(scores, np.eye(50)[0])[0]["rival"][1])
     plain, _ = _report.compared(scores)
     assert _report.compared(scores, np.full(50, 0.02))[0] == plain
     assert plain["rival"][1] == pytest.approx(scores["rival"].std(ddof=1) / 50**0.5)

@@ -240,6 +240,31 @@ def test_default_losses_are_centered_on_what_was_learned_from():
     assert min(losses) > 0.1, losses
 
 
+def test_points_without_weight_change_no_default_loss():
+    fitted, x, y = model(), jnp.asarray(HELD_X), jnp.asarray(HELD_Y)
+    share = jnp.full(len(X), 1 / len(X))
+    prior = kbr.embed(fitted.kernel_x, jnp.asarray(X), share)
+    padded = kbr.embed(
+        fitted.kernel_x, jnp.concatenate([X, 1e3 + X]), jnp.concatenate([share, 0 * share])
+    )
+    close(
+        *(
+            kbr.tuning.marginal_loss(fitted, x, y, regularizer=1e-3, prior=p)
+            for p in (prior, padded)
+        )
+    )
+    points = jnp.asarray(Y[:5])
+    idle = kbr.Landmarks(jnp.concatenate([points, 1e3 + points]), jnp.arange(10) < 5)
+    losses = []
+    for landmarks in (kbr.Landmarks(points), idle):
+        maps = kbr.moments.moment_maps(kbr.Gaussian(0.9), kbr.Gaussian(0.8), LANDMARKS, landmarks)
+        moments = kbr.moments.fit_conditional(
+            kbr.moments.collect_moments(maps, jnp.asarray(X), jnp.asarray(Y)), regularizer=0.05
+        )
+        losses.append(kbr.regression_loss(moments, x, y))
+    close(*losses)
+
+
 def test_the_default_marginal_loss_is_an_energy_distance():
     fitted, x, y = model(), jnp.asarray(HELD_X), jnp.asarray(HELD_Y)
     points = jnp.asarray(X)

@@ -199,6 +199,19 @@ def test_energy_score_in_any_unit(unit):
     np.testing.assert_allclose(found / np.float32(unit), one, rtol=1e-4)
 
 
+@pytest.mark.parametrize("read", [density, kbr.embedding.energy_score])
+def test_gradients_in_weights_that_are_0(read):
+    points, at = jnp.asarray(RNG.normal(size=(6, 2))), jnp.asarray(RNG.normal(size=2))
+    weights = jnp.asarray([0.3, 0.2, 0.0, 0.1, 0.4, 0.0])
+
+    def value(w):
+        return read(Embedding(kbr.Gaussian(1.0), points, w), at)
+
+    step = 1e-7 * jnp.eye(6)  # to the right: weights are at their least
+    expected = (jax.vmap(value)(weights + step) - value(weights)) / 1e-7
+    np.testing.assert_allclose(jax.grad(value)(weights), expected, atol=1e-5)
+
+
 def test_energy_score_is_the_crps():
     embedding = signed()
     grid = np.linspace(-6, 6, 200001)

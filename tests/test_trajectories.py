@@ -262,6 +262,8 @@ def test_columns_of_data_frames_are_numbers():
         assert points.dtype.kind == kind
         np.testing.assert_array_equal(points[:, -1], list(columns["b"]))
     assert kbr.embed(None, frames.Series(whole)).points.dtype.kind == "i"
+    large = {"a": frames.array([1, 2**63 + 5], dtype="UInt64"), "b": [1, 2]}
+    assert kbr.embed(None, frames.DataFrame(large)).points[1, 0] == np.uint64(2**63 + 5)
     missing = frames.DataFrame({"a": reals, "b": frames.array([1, None, 3], dtype="Int64")})
     with pytest.raises(ValueError, match="contains NaN"):
         kbr.embed(None, missing)

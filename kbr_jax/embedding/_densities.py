@@ -218,10 +218,11 @@ def _bandwidths(
     def deviation(share):
         # Around its own mean, in a unit of its own: atoms without a share may lie far away.
         used = share[:, None] > 0
-        apart = jnp.where(used, centered - matmul(share, centered), 0)
-        unit = lax.stop_gradient(jnp.max(jnp.abs(apart), axis=0))
+        apart = centered - matmul(share, centered)
+        unit = lax.stop_gradient(jnp.max(jnp.where(used, jnp.abs(apart), 0), axis=0))
         unit = jnp.where(unit > 0, unit, 1)
-        found = unit * safe_sqrt(matmul(share, (apart / unit) ** 2))
+        # Squares stay finite in float32.
+        found = unit * safe_sqrt(matmul(share, jnp.clip(apart / unit, -1e15, 1e15) ** 2))
         single = found <= rounding * jnp.max(jnp.where(used, sizes, 0), axis=0)
         return jnp.where(single, _BANDWIDTH_OF_ONE * spread, found)
 

@@ -11,6 +11,10 @@ from ._densities import bandwidths, equal, is_label, log_volume, probabilities, 
 from ._embedding import Embedding, normalized, one_each
 from ._quantiles import unknown
 
+#: Units from the center beyond which atoms without weight count as that far: their squares are
+#: finite in float32.
+_FAR = 1e15
+
 
 def energy_score(embedding: Embedding, points: Point | Points) -> Float[Array, "*b"]:
     r"""Score of a forecast by what happened: $E|Y - y| - \frac12 E|Y - Y'|$, in the units of y.
@@ -39,14 +43,17 @@ def energy_score(embedding: Embedding, points: Point | Points) -> Float[Array, "
 def _energy_scores(
     atoms: Float[Array, "n d"], rows: Float[Array, "b d"], weights: Float[Array, "b n"]
 ) -> Float[Array, " b"]:
-    # Squares of numbers below 1e-19 are 0 in float32: each sum has a unit of its own, and neither
-    # an atom without weight nor the point of another forecast enters it.
+    # Squares of numbers below 1e-19 are 0 in float32: each sum has a unit of its own, which neither
+    # an atom without weight nor the point of another forecast enters.
     used = jnp.any(weights != 0, axis=0)[:, None]
     center = jnp.sum(jnp.where(used, atoms, 0), axis=0) / jnp.maximum(jnp.sum(used), 1).astype(
         atoms.dtype
     )
-    atoms, rows = jnp.where(used, atoms - center, 0), rows - center
+    atoms, rows = atoms - center, rows - center
     kernel = Energy(jnp.zeros_like(center))
+
+    def placed(unit):  # finite where an atom without weight is far away
+        return jnp.clip(atoms / unit, -_FAR, _FAR)
 
     def unit_for(*points):
         most = jnp.max(jnp.stack([jnp.max(jnp.abs(lax.stop_gradient(p))) for p in points]))
@@ -54,12 +61,12 @@ def _energy_scores(
 
     def of_point(row):
         point, weight = row
-        unit = unit_for(point, atoms)
-        cross = matmul(kernel.gram(point[None] / unit, atoms / unit)[0], weight)
+        unit = unit_for(point, jnp.where(used, atoms, 0))
+        cross = matmul(kernel.gram(point[None] / unit, placed(unit))[0], weight)
         return unit * (kernel.diagonal(point[None] / unit)[0] - 2 * cross)
 
-    unit = unit_for(atoms)
-    smooth = gram_matvec(kernel, atoms / unit, atoms / unit, weights.T).T
+    unit = unit_for(jnp.where(used, atoms, 0))
+    smooth = gram_matvec(kernel, placed(unit), placed(unit), weights.T).T
     found = lax.map(of_point, (rows, weights), batch_size=64)
     return found + unit * jnp.sum(smooth * weights, axis=-1)
 

@@ -115,7 +115,7 @@ def _column(column: np.ndarray, name: Hashable) -> np.ndarray:
     if column.dtype.kind == "O":
         # NaN differs from itself. Tables have words for what is missing too.
         gaps = [one is None or type(one).__name__ in ("NAType", "NaTType") for one in column]
-        gaps = [gap or one != one for gap, one in zip(gaps, column, strict=True)]
+        gaps = [gap or _is_nan(one) for gap, one in zip(gaps, column, strict=True)]
     else:
         gaps = column != column
     if np.any(gaps):
@@ -129,7 +129,14 @@ def _column(column: np.ndarray, name: Hashable) -> np.ndarray:
     ):
         return column
     found = np.asarray(column.tolist())
+    if found.dtype.kind not in "iu" and all(isinstance(one, numbers.Integral) for one in column):
+        return column  # too large for an array
     return found.astype(float) if found.dtype == object else found  # decimals and fractions
+
+
+def _is_nan(value: Any) -> bool:
+    # One that signals does not compare.
+    return value.is_nan() if isinstance(value, decimal.Decimal) else value != value
 
 
 def _codes(column: np.ndarray) -> np.ndarray:

@@ -247,7 +247,8 @@ def error_note(how: str, name: str, values: Points) -> str:
 def _level(atoms: Array, weights: Array, truth: Array) -> Float[Array, " d"]:
     """Mass of the central interval that ends at the truth; half of what is equal is below it."""
     found = Embedding(Gaussian(1.0), atoms, weights)
-    nothing = 32 * jnp.finfo(atoms.dtype).eps * jnp.max(jnp.abs(atoms))  # the rounding of `cdf`
+    # The rounding of `cdf`, in the units of each coordinate.
+    nothing = 32 * jnp.finfo(atoms.dtype).eps * jnp.max(jnp.abs(atoms), axis=0)
     up_to, below = (
         jnp.diagonal(jax.vmap(cdf, (None, 0))(found, end))
         for end in (truth + nothing, truth - nothing)

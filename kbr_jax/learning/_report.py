@@ -84,21 +84,21 @@ def compared(
     `errors` are means of stretches `[w]`, of the model first; `shares` of the stretches in the
     means, by default the same.
     """
+    count = len(next(iter(errors.values())))
+    share = np.full(count, 1 / count) if shares is None else np.asarray(shares, float)
+    others = 1 - share @ share  # the share of the rest, where one holds all
 
     def average(values):
-        n = len(values)
-        share = np.full(n, 1 / n) if shares is None else shares
         mean = float(share @ values)
-        return mean, float(np.sqrt(share**2 @ (values - mean) ** 2 * n / max(n - 1, 1)))
+        spread = share**2 @ (values - mean) ** 2
+        return mean, float(np.sqrt(spread / others)) if others > 1e-6 else np.nan
 
     summary = {name: average(values) for name, values in errors.items()}
-    if len(next(iter(errors.values()))) == 1:  # no error is known
-        summary = {name: (mean, np.nan) for name, (mean, _) in summary.items()}
     (own, values), *rivals = errors.items()
     notes = []
     for name, other in rivals:
         gain, margin = average(other - values)
-        if gain < margin:
+        if gain < np.nan_to_num(margin):
             notes.append(f"As good or better than the {own} here: {name}.")
     return summary, notes
 

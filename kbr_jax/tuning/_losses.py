@@ -51,26 +51,28 @@ def regression_loss(
 
     **Arguments:** `model`, fitted on other pairs; `x`, `y` `[m, ...]`; `kernel` of y whose RKHS
     measures the error. By default it is `Energy`, with the mean and the `coordinate_scale` of the
-    training y, for y that are one real array, and the model's own for others. With `Linear()` it is
-    the squared error of the conditional mean. `model.kernel_y` is the paper's; a bandwidth of y
-    that is tuned by it becomes as wide as can be.
+    training y (of moments, of the landmarks of y), for y that are one real array, and the model's
+    own for others. With `Linear()` it is the squared error of the conditional mean.
+    `model.kernel_y` is the paper's; a bandwidth of y that is tuned by it becomes as wide as can be.
 
     **Returns:** a scalar. Cost O(n^2 (d + m)), memory O(m n). **Raises:** `ValueError` for samples
     that are unpaired or of another kind.
     """
     x, y = as_points(x, "x"), as_points(y, "y")
     check_same_size(x, "x", y, "y")
+    beliefs = condition(model, x)
     if kernel is None:
         # Not of the held-out y: where they are few, a model that predicts nothing would be near.
         known = _training_y(model) if is_real(y) else (y,)
         kernel = measuring(model.kernel_y, *known)
-    return jnp.mean(_errors(condition(model, x), y, kernel, "y"))
+    return jnp.mean(_errors(beliefs, y, kernel, "y"))
 
 
-def _training_y(model: AbstractConditional) -> tuple[Points, Array | None]:
+def _training_y(model: AbstractConditional) -> tuple[Points, Array]:
     """The training y and their shares; of moments, the landmarks."""
     if isinstance(model, MomentModel):
-        return model.embed_y(model.marginal()).points, None
+        landmarks: Any = model.maps.y.landmarks  # pyright: ignore[reportAttributeAccessIssue]
+        return landmarks.points, landmarks.active.astype(model.maps.y.dtype)
     features, coordinates = model.sample()
     return coordinates.points, features.uniform
 
@@ -134,8 +136,8 @@ def marginal_loss(
       `cross_validate`.
     - `regularizer`, `estimator` and `options`: of `bayes_rule`.
     - `kernel` of x that measures the discrepancy, by default `Energy`, as in `regression_loss`,
-      with the mean and the scale of the prior's points: in the model's own, as printed in the
-      paper, the widest wins.
+      with the mean and the scale of the prior: in the model's own, as printed in the paper, the
+      widest wins.
     - `prior`: by default the training marginal of x.
 
     **Returns:** a scalar. Cost that of `bayes_rule` for m observations, and O((n + m)^2 d).
@@ -144,14 +146,12 @@ def marginal_loss(
     """
     x, y = as_points(x, "x"), as_points(y, "y")
     check_same_size(x, "x", y, "y")
-    shares = None
     if prior is None:
         features = model.sample()[0]
-        shares = features.uniform
-        prior = Embedding(features.kernel, features.points, shares)
+        prior = Embedding(features.kernel, features.points, features.uniform)
     posterior = bayes_rule(model, prior, y, regularizer=regularizer, estimator=estimator, **options)
     if kernel is None:
-        kernel = measuring(model.kernel_x, prior.points, shares)
+        kernel = measuring(model.kernel_x, prior.points, jnp.maximum(prior.weights, 0))
     kernel = as_kernel(kernel)
     average = Embedding(kernel, posterior.points, jnp.mean(posterior.weights, axis=0))
     return squared_mmd(average, embed(kernel, x))
