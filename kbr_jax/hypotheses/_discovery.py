@@ -136,7 +136,7 @@ def _column(column: np.ndarray, name: Hashable) -> np.ndarray:
 
 def _is_nan(value: Any) -> bool:
     # One that signals does not compare.
-    return value.is_nan() if isinstance(value, decimal.Decimal) else value != value
+    return value.is_nan() if isinstance(value, decimal.Decimal) else bool(value != value)
 
 
 def _codes(column: np.ndarray) -> np.ndarray:
