@@ -34,5 +34,6 @@ def as_numbers(table: Any, name: str) -> np.ndarray:
     if kinds == {"b"}:
         return table.to_numpy(dtype=bool)
     if kinds <= {"i", "u"}:
-        return table.to_numpy(dtype=np.int64 if "i" in kinds and values.min() < 0 else np.uint64)
+        large = values.max() > np.iinfo(np.int64).max
+        return table.to_numpy(dtype=np.uint64 if large else np.int64)
     return table.to_numpy(dtype=float)

@@ -257,6 +257,7 @@ def test_columns_of_data_frames_are_numbers():
         ({"a": reals, "b": whole}, "f"),
         ({"a": reals, "b": [True, False, True]}, "f"),
         ({"b": whole}, "i"),
+        ({"a": [4, 5, 6], "b": whole}, "i"),
         ({"b": frames.array([True, False, True], dtype="boolean")}, "b"),
     ):
         points = kbr.embed(None, frames.DataFrame(columns)).points

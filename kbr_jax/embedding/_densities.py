@@ -18,6 +18,8 @@ from ._quantiles import unknown
 SHIFTS = 50
 #: The bandwidth of a distribution on one atom, as a share of the spread of all atoms.
 _BANDWIDTH_OF_ONE = 1e-3
+#: Units beyond which atoms without a share count as that far: squares stay finite in float32.
+FAR = 1e15
 #: Starts of the mean shift at least, where there are so many.
 _STARTS = 64
 #: Squared distance, in bandwidths, of two starts or two modes that count as one.
@@ -221,8 +223,7 @@ def _bandwidths(
         apart = centered - matmul(share, centered)
         unit = lax.stop_gradient(jnp.max(jnp.where(used, jnp.abs(apart), 0), axis=0))
         unit = jnp.where(unit > 0, unit, 1)
-        # Squares stay finite in float32.
-        found = unit * safe_sqrt(matmul(share, jnp.clip(apart / unit, -1e15, 1e15) ** 2))
+        found = unit * safe_sqrt(matmul(share, jnp.clip(apart / unit, -FAR, FAR) ** 2))
         single = found <= rounding * jnp.max(jnp.where(used, sizes, 0), axis=0)
         return jnp.where(single, _BANDWIDTH_OF_ONE * spread, found)
 

@@ -7,13 +7,9 @@ from jax import lax
 from .._numerics import matmul, one_program, power_of_two
 from .._typing import Array, ArrayLike, Float, Point, Points
 from ..kernels import Energy, gram_matvec
-from ._densities import bandwidths, equal, is_label, log_volume, probabilities, real_rows
+from ._densities import FAR, bandwidths, equal, is_label, log_volume, probabilities, real_rows
 from ._embedding import Embedding, normalized, one_each
 from ._quantiles import unknown
-
-#: Units from the center beyond which atoms without weight count as that far: their squares are
-#: finite in float32.
-_FAR = 1e15
 
 
 def energy_score(embedding: Embedding, points: Point | Points) -> Float[Array, "*b"]:
@@ -46,14 +42,13 @@ def _energy_scores(
     # Squares of numbers below 1e-19 are 0 in float32: each sum has a unit of its own, which neither
     # an atom without weight nor the point of another forecast enters.
     used = jnp.any(weights != 0, axis=0)[:, None]
-    center = jnp.sum(jnp.where(used, atoms, 0), axis=0) / jnp.maximum(jnp.sum(used), 1).astype(
-        atoms.dtype
-    )
+    count = jnp.maximum(jnp.sum(used), 1).astype(atoms.dtype)
+    center = jnp.sum(jnp.where(used, atoms, 0), axis=0) / count
     atoms, rows = atoms - center, rows - center
     kernel = Energy(jnp.zeros_like(center))
 
     def placed(unit):  # finite where an atom without weight is far away
-        return jnp.clip(atoms / unit, -_FAR, _FAR)
+        return jnp.clip(atoms / unit, -FAR, FAR)
 
     def unit_for(*points):
         most = jnp.max(jnp.stack([jnp.max(jnp.abs(lax.stop_gradient(p))) for p in points]))

@@ -67,7 +67,7 @@ def _held_out(
     unit = jnp.mean(kernel.diagonal(known[0]))
     ridge = parameters.regularizer.astype(unit.dtype) * unit
     model = fit_conditional(kernel, kernel_y, *known, regularizer=ridge)
-    # Half of a batch has a scale of its own.
+    # In the units of the held-out half, as the stored results were made.
     return regression_loss(model, *held, kernel=measuring(kernel_y, held[1]))
 
 

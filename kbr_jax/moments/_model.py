@@ -169,10 +169,8 @@ class MomentModel(AbstractConditional):
         return Embedding(self.maps.x.kernel, points, self._cell_weights(belief))
 
     def mean_x(self, belief: MomentWeights) -> Float[Array, "*b e"]:
-        values, cells = (
-            self.read(belief, self.moments.readout[..., :-1]),
-            self._cell_weights(belief),
-        )
+        values = self.read(belief, self.moments.readout[..., :-1])
+        cells = self._cell_weights(belief)
         mass = guarded_sum(cells)
         known = mass == jnp.sum(cells, axis=-1)  # else NaN, as `kbr_jax.mean`
         mean = values / mass[..., None] + self.maps.origin
