@@ -108,17 +108,16 @@ def fit_change_detector(
 
     The threshold h comes from shuffles of the reference, in which each window is compared with the
     rest: $P(\max_{t \le L} Z_t \le h) = e^{-L / \mathrm{ARL}}$. The paper takes Z as normal. It is
-    skewed to the right: with 1000 steps wanted and b = 25 the run length would be about 220.
+    skewed to the right, and with the paper's threshold alarms come too early.
 
     **Returns:** a `ChangeDetector`, for `detect_changes` and `detector_step`. Cost O(m^2 d), and
     200 ARL b kernel values for the simulation; memory O(m).
 
-    The run length is an average over references. Over 64 references of 500 points it was 1.1 to 1.3
-    times the wanted one for b = 25 (normal, Student with 3 degrees, 10 dimensions), and 1.6 times
-    for b = 100, with standard errors of 12 %.
+    The run length is an average over references, and somewhat larger than the wanted one: see the
+    [results](../results/tests.md#change-points).
 
-    Points must be independent of each other: for an autoregression with coefficient 0.5 the run
-    length is a tenth of the wanted one, since shuffling hides the dependence.
+    Points must be independent of each other. Shuffling hides autocorrelation, and the run length
+    is then much too short.
 
     **Raises:** `ValueError` for NaN, a window of one point, and fewer than three windows.
 

@@ -120,16 +120,14 @@ def change_points(
     **Returns:** a `ChangePoints`. One compiled program. Cost O(T^2 (d + D)), memory O(T D): the
     Gram matrix is formed by rows, and forgotten.
 
-    Of series of 60 to 500 normal points without a change 1 to 4 % get one, of 18 to 48 points 4 to
-    7 %, of 12 to 15 points 12 to 16 %. Of series of 100 points with a jump of 2 to 100 deviations
-    4 to 7 % get a second change. In many dimensions the
-    choice of c is cautious: in 10 dimensions no change of the deviations by 1.6 is found in 500
-    points, where segments have 100. Look at `segmentations`, or give a smaller `penalty`.
+    Series without a change sometimes get one, short ones more often. The
+    [results](../results/tests.md#where-single-tests-err) have the rates. In many dimensions the
+    choice of c is cautious, and small changes of the deviations are not found. Look at
+    `segmentations`, or give a smaller `penalty`.
 
     Points must be independent of each other, given the segment. In a series with autocorrelation,
-    or with a trend, slow movements count as changes: 500 points of an autoregression with
-    coefficient 0.5 get one or more in 10 % of series without a change. Then give a `penalty` from
-    a stretch without changes, or segment the residuals of a model.
+    or with a trend, slow movements count as changes. Then give a `penalty` from a stretch without
+    changes, or segment the residuals of a model.
 
     **Raises:** `ValueError` for NaN, for fewer than `2 min_length` points, where T points do not
     suffice for `max_changes`, and for fewer than 12 points without a `penalty` or a `max_changes`

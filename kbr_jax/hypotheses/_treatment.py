@@ -101,10 +101,9 @@ def treatment_effect_test(
     of the counterfactual embeddings, in units of kernel_y. Its interval holds without an effect
     too. `null` is empty. Cost O(K (n^2 r + r^3)), memory O(n^2).
 
-    The level holds for large n. Weak overlap needs more points: with 5 % of the propensities
-    outside .02 and .98 the test rejected .13 of 300 samples of 200 points at level .05. One half of
-    the points decides against the other: in a randomized experiment `two_sample_test` finds an
-    effect with fewer points.
+    The level holds for large n. Weak overlap needs more points: see the
+    [results](../results/tests.md#where-single-tests-err). One half of the points decides against
+    the other: in a randomized experiment `two_sample_test` finds an effect with fewer points.
 
     **Raises:** `ValueError` for samples of different sizes, labels other than 0 and 1 without
     `arms`, or fewer than 6 points of an arm. Under `jit` these give NaN.

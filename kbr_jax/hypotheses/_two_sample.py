@@ -88,7 +88,7 @@ def two_sample_test(
 
     This is the statistic of MMD-FUSE (Biggs, Schrab and Gretton 2023, eq 8), a soft maximum, at the
     temperature of the authors' program, where it equals the maximum up to rounding. The milder
-    temperature of their text has less power: .41 against .50 on their mixture of Gaussians. With
+    temperature of their text has less power. With
     `null="signs"` $s_k$ is the root mean square of the terms off the diagonal.
 
     The permutations choose among the kernels as the data does, so the level stays exact. The effect
@@ -107,9 +107,8 @@ def two_sample_test(
       signs $\epsilon_i$ on the pairs
       $h_{ij} = k(x_i, x_j) + k(y_i, y_j) - k(x_i, y_j) - k(x_j, y_i)$, for n = m. Then $x_i$ and
       $y_i$ may depend on each other; pairs i and j may not. The level is exact where $(x_i, y_i)$
-      and $(y_i, x_i)$ have one distribution, and else holds for large n: with uniform x and
-      $y = x + .1$ modulo 1, 37 % of true hypotheses were rejected at level .05 for n = 10, and 7 %
-      for n = 50. The effect is NaN.
+      and $(y_i, x_i)$ have one distribution, and else holds for large n
+      ([results](../results/tests.md#where-single-tests-err)). The effect is NaN.
     - `dependent`: x and y are two series in order of time, independent of each other. Blocks of
       points are permuted (or get one sign) instead of points: blocks of 8 autocorrelation times of
       the features (of the default kernel where none is given), or of as many points as an integer
