@@ -306,3 +306,28 @@ def test_the_level_with_heavy_tails_in_z():
         return jax.lax.map(one, (x, y, z, keys))
 
     assert np.sum(np.asarray(p_values(*map(jnp.asarray, (x, y, z)), keys)) <= 0.05) <= 5
+
+
+def test_the_level_where_each_column_of_z_adds_something():
+    """Without an additive kernel all of these 20 true hypotheses are rejected."""
+
+    def sums(key, n):
+        first, second = jax.random.split(key)
+        z, noise = jax.random.normal(first, (n, 5)), 0.3 * jax.random.normal(second, (2, n, 1))
+        waves = jnp.sum(jnp.sin(2.5 * z), axis=1, keepdims=True) / np.sqrt(5)
+        return waves + noise[0], waves + jnp.sum(z, axis=1, keepdims=True) / 2 + noise[1], z
+
+    assert rejections(sums, 20, 300) <= 4
+
+
+def test_the_additive_smoother_against_its_definition():
+    z, rows = RNG.normal(size=(30, 3)), np.arange(12)
+    targets = RNG.normal(size=(30, 1))
+    targets -= np.mean(targets)
+    found = _regressions.learned_smoothers(jnp.asarray(z), jnp.asarray(rows), jnp.asarray(targets))
+    z = (z - np.mean(z, axis=0)) / np.std(z, axis=0)
+    near = np.exp(-((z[:, None] - z[rows]) ** 2) / 2).mean(axis=2)
+    gram = near @ np.linalg.solve(near[rows] + 1e-12 * np.eye(12), near.T) + z @ z.T / 3
+    center = np.eye(30) - 1 / 30
+    basis = np.asarray(found.basis[1])
+    np.testing.assert_allclose(basis @ basis.T, center @ gram @ center, atol=1e-6)

@@ -74,8 +74,9 @@ def conditional_independence_test(
     It is compared with its values for random signs of the terms. These are multiplied by
     $\operatorname{tr}(R_x^2 R_y^2) / \sum_i (R_x^2)_{ii} (R_y^2)_{ii}$, where the matrices R take
     the fits away: signs do not know that residuals depend on each other. All regressions choose
-    their ridge by leave-one-out. Without a kernel of z they choose that too: a linear one, or
-    linear and Gaussian in a metric that the gradients of the regressions give. Where a column of z
+    their ridge by leave-one-out. Without a kernel of z they choose that too: a linear one, a sum
+    of functions of single columns, or linear and Gaussian in a metric that the gradients of the
+    regressions give. Where a column of z
     has heavy tails they may also take its normal scores.
 
     No test holds its level for every distribution (Shah and Peters 2020, theorem 2). This one needs
@@ -93,7 +94,7 @@ def conditional_independence_test(
     - `mesh`: devices to divide the draws over.
 
     **Returns:** a `TestResult`. Its `effect` is the correlation of the residual features, from 0 to
-    1. Cost O(n r^2 + r^3 + 2400 n B), memory (7 r + 2400) n numbers, (14 r + 2400) n where z has
+    1. Cost O(n r^2 + r^3 + 2400 n B), memory (8 r + 2400) n numbers, (16 r + 2400) n where z has
     heavy tails.
 
     **Raises:** `ValueError` for unpaired samples, fewer than 4 triples or fewer than 2 landmarks.

