@@ -35,7 +35,8 @@ def slopes(x: jax.Array, z: jax.Array, y: jax.Array) -> dict[str, float]:
             x, z, y, kernels=(line, None), regularizers=(None, 1e-6)
         ),
     }
-    doses = jnp.linspace(*jnp.quantile(x, jnp.array([0.1, 0.9])), 20)
+    low, high = jnp.quantile(x, jnp.array([0.1, 0.9]))
+    doses = jnp.linspace(low, high, 20)
     found = {
         name: float(jnp.polyfit(doses, causal.structural(model, doses), 1)[0])
         for name, model in models.items()
