@@ -161,7 +161,9 @@ def main(count: int = REPETITIONS, only: str = "") -> None:
     data = "KBR_DATA" in os.environ
     parts = settings(data)
     low, high = scipy.stats.binom.ppf([0.005, 0.995], count, LEVEL) / count
-    results: dict[str, Any] = {
+    if last and last["repetitions"] != count:
+        raise SystemExit(f"The peers have {last['repetitions']} repetitions.")
+    results: dict[str, Any] = last | {
         "repetitions": count,
         "level": LEVEL,
         "bounds, 99 %": [float(low), float(high)],

@@ -13,6 +13,7 @@
 
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,15 +23,15 @@ import kbr_jax as kbr
 
 from .. import experiment
 
-LEVEL, SERIES, PAIRS, SAMPLES = 0.05, 400, 1000, 300
+LEVEL, SERIES, WIDE, PAIRS, SAMPLES = 0.05, 400, 50, 1000, 300
 LENGTHS, JUMPS, SLOPES = (12, 15, 18, 24, 48, 60, 100, 500), (2, 10, 100), (0.5, 1.0, 1.5, 2.0)
 
 
-def share(function: Callable[[jax.Array], jax.Array], count: int) -> float:
-    """The mean of a function of a key, over `count` keys."""
+def share(function: Callable[[jax.Array], jax.Array], count: int) -> Any:
+    """The mean of a function of a key over `count` keys: a number, or a list for a vector."""
     keys = jax.random.split(jax.random.key(0), count)
     found = jax.jit(lambda keys: jax.lax.map(function, keys))(keys)
-    return float(jnp.mean(found))
+    return jnp.mean(found, axis=0).tolist()
 
 
 def segments(bar: tqdm) -> dict[str, dict[str, float]]:
@@ -55,7 +56,7 @@ def segments(bar: tqdm) -> dict[str, dict[str, float]]:
         bar.update()
         results["one jump, deviations"][str(size)] = share(lambda k, s=size: jump(s, k), SERIES)
     bar.update()
-    return results | {"d = 10": {"deviations x 1.6": share(wide, 50)}}
+    return results | {"d = 10": {"deviations x 1.6": share(wide, WIDE)}}
 
 
 def signs(n: int) -> float:
@@ -83,9 +84,7 @@ def overlap(slope: float) -> dict[str, float]:
         outside = jnp.mean((propensity < 0.02) | (propensity > 0.98))
         return jnp.stack([found.p_value <= LEVEL, outside])
 
-    keys = jax.random.split(jax.random.key(0), SAMPLES)
-    rejected, outside = jnp.mean(jax.jit(lambda k: jax.lax.map(one, k))(keys), axis=0)
-    return {"rejected": float(rejected), "outside": float(outside)}
+    return dict(zip(("rejected", "outside"), share(one, SAMPLES), strict=True))
 
 
 def main() -> None:

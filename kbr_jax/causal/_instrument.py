@@ -83,9 +83,8 @@ def fit_instrument(
     The ridges bend the curve. The second ridge pulls f towards a constant, by several standard
     errors where the instrument is strong. Where the form of f is known there, give the kernel of x
     and `regularizers=(None, 1e-6)`: the [results](../results/causal.md#a-line-by-an-instrument)
-    have slopes with and without. Kernels of x and of
-    covariates are multiplied: a line is then `Polynomial(degree=1)`, and not `Linear`, which leaves
-    the covariates no effect of their own.
+    have slopes with and without. Kernels of x and of covariates are multiplied: a line is then
+    `Polynomial(degree=1)`, and not `Linear`, which leaves the covariates no effect of their own.
 
     **Arguments:**
 

@@ -76,8 +76,7 @@ def conditional_independence_test(
     the fits away: signs do not know that residuals depend on each other. All regressions choose
     their ridge by leave-one-out. Without a kernel of z they choose that too: a linear one, a sum
     of functions of single columns, or linear and Gaussian in a metric that the gradients of the
-    regressions give. Where a column of z
-    has heavy tails they may also take its normal scores.
+    regressions give. Where a column of z has heavy tails they may also take its normal scores.
 
     No test holds its level for every distribution (Shah and Peters 2020, theorem 2). This one needs
     regressions whose errors have a product far below $1 / \sqrt n$. `bias` of the result estimates
