@@ -369,24 +369,6 @@ def test_a_given_kernel_of_observations_sees_them_as_they_are(monkeypatch):
     close(*runs, 1e-5, 1e-5)  # most landmarks are near others
 
 
-def test_held_out_beliefs_use_the_same_share_of_pairs_as_the_filter(monkeypatch):
-    one, used = jnp.ones(()), []
-
-    def kept(setting, fold, values, tested):
-        assert tested is None and not setting.tested
-        used.append(setting.active)
-        return jnp.zeros((1, 1))
-
-    monkeypatch.setattr(_candidates, "_beliefs", kept)
-    setting = _candidates.Setting(one, one, None, None, None, "importance", one)
-    states, seen = walk(200, 3)
-    folds = _folds.make_folds(states, seen, None)
-    pairs = folds.states.shape[1]
-    for total in (2 * pairs, 1000 * pairs):
-        _candidates.beliefs(setting, folds, {}, total, [None] * 5)
-    assert used == [_candidates.ACTIVE // 2] * 5 + [1] * 5
-
-
 def test_credible_level_by_hand():
     points = jnp.asarray([[0.0], [0.1], [3.0]])
     belief = kbr.embed(kbr.Gaussian(0.5), points, jnp.asarray([0.5, 0.3, 0.2]))

@@ -27,7 +27,6 @@ class FilterOutput(eqx.Module):
     - `predicted`: weights of the belief before the observation, as Bayes' rule uses them.
     - `predictive_value`: $\langle \hat\mu_{o | h}, \psi(o) \rangle$ of the normalized prediction,
       how well the observation was foreseen. NaN where it is missing.
-    - `discarded`: the share of the prior's mass that `max_active` cut off.
     - `restarted`: whether the belief was replaced, by a `CusumRestartFilter`.
     - `correction`: what a `ReadoutFilter` adds to the belief's mean, else None.
     - `state`: the state after the last step, for `run_filter(..., state=)`.
@@ -36,7 +35,6 @@ class FilterOutput(eqx.Module):
     weights: Any
     predicted: Float[Array, "*time n"]
     predictive_value: Float[Array, "*time"]
-    discarded: Float[Array, "*time"]
     restarted: Bool[Array, "*time"]
     correction: Any = None
     state: Any = None
@@ -44,10 +42,9 @@ class FilterOutput(eqx.Module):
     __repr__ = with_numbers
 
 
-def uncut(weights: Any, predicted: Array, value: Array) -> FilterOutput:
-    """A step that cuts nothing off and replaces nothing."""
-    zero = jnp.zeros((), predicted.dtype)
-    return FilterOutput(weights, predicted, value, zero, jnp.asarray(False))
+def step_output(weights: Any, predicted: Array, value: Array) -> FilterOutput:
+    """What a step knows that replaces no belief."""
+    return FilterOutput(weights, predicted, value, jnp.asarray(False))
 
 
 class AbstractFilter(eqx.Module):

@@ -141,7 +141,6 @@ class CusumRestartFilter(AbstractWrappedFilter):
             weights,
             chosen(prior, output.predicted),
             output.predictive_value,
-            output.discarded,
             restart,
         )
         following = self.base.advance(weights, control)

@@ -13,8 +13,8 @@ from ._base import AbstractFilter
 FEW_POINTS, SHARE = 3.0, 0.1
 #: A value this many times below the typical one of the run, for this many steps, is said.
 DROP, STEPS = 10.0, 10
-#: Mass of beliefs that is far from 1, and mass that `max_active` cuts and that is said.
-MASSES, CUT = (0.2, 5.0), 0.05
+#: Mass of beliefs that is far from 1.
+MASSES = (0.2, 5.0)
 
 
 class Diagnosis(eqx.Module):
@@ -43,7 +43,7 @@ def diagnose(filt: AbstractFilter, run: Any) -> Any:
     """Look at a run for what makes filters fail, and name causes and remedies.
 
     It looks for priors on few points, long stretches of unexpected observations, observations
-    beyond the reach of the kernel, beliefs of a mass far from 1, and mass cut by `max_active`.
+    beyond the reach of the kernel, and beliefs of a mass far from 1.
 
     **Arguments:** `run`, what `run_filter` returned. It is not for use inside `jit`.
 
@@ -62,14 +62,13 @@ def diagnose(filt: AbstractFilter, run: Any) -> Any:
     else:
         size, mass = emission.effective_size(run.predicted), emission.total(run.weights)
     size, mass = np.asarray(size), np.asarray(mass)
-    values, cut = np.asarray(run.predictive_value), np.asarray(run.discarded)
+    values = np.asarray(run.predictive_value)
     lost = _longest(values)
     notes: list[Any] = [
         _few_points(size),
         _unexpected(values, lost),
         _unreachable(values) if emission is None or emission.learned else None,
         None if getattr(filt, "estimator", "") == "song2009" else _far_from_one(mass),
-        _discarded(cut),
     ]
     return Diagnosis(size, mass, lost, tuple(note for note in notes if note))
 
@@ -133,10 +132,3 @@ def _far_from_one(mass: np.ndarray) -> str | None:
         f"training, and the beliefs are not to be trusted: take a wider kernel of the observations "
         f"or more data. Where they are many, the regularizer of Bayes' rule is too large."
     )
-
-
-def _discarded(cut: np.ndarray) -> str | None:
-    share = float(np.mean(cut))
-    if share < CUT:
-        return None
-    return f"`max_active` cuts {share:.0%} of the prior's mass in the mean: raise it."

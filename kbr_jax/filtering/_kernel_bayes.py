@@ -23,7 +23,7 @@ from ..rules import (
     single_prior_weights,
     update,
 )
-from ._base import AbstractFilter, FilterOutput, uncut
+from ._base import AbstractFilter, FilterOutput, step_output
 from ._known import AbstractKnownTransition
 from ._sequences import as_transitions
 from ._smoothers import AbstractSmoother
@@ -69,8 +69,9 @@ class KernelBayesFilter(AbstractFilter):
     - `clipping`: of the prior's weights, by default `Clipping()`. The filter as printed has
       `Clipping(False, 0.0, False)`.
     - `shift`: move weights to the successors. The states of both models must then be the same.
-    - `max_active`: let Bayes' rule use only that many prior weights (static), the ones that are
-      largest times the likelihood. `FilterOutput.discarded` reports the mass that it cuts.
+    - `max_active`: let Bayes' rule use only that many prior weights (static). Those of the largest
+      posterior masses are kept, and a sample of the others stands for the rest (Fearnhead and
+      Clifford 2003). It is exact where no more weights are positive.
 
     Cost of a step: O(n^3) exact; O(n r^2 + r^3) with r landmarks of the observations; O(k r^2 +
     r^3) with k active weights; O(K q^2 + q^3 + K q p) with moments, whatever n is.
@@ -120,9 +121,8 @@ class KernelBayesFilter(AbstractFilter):
         self, state: KernelBayesState, code: Any, control: Any, observed: Bool[Array, ""]
     ) -> tuple[KernelBayesState, FilterOutput]:
         prior = self.prior(state)
-        belief, value, discarded = self.correct(prior, state, code, observed)
-        output = FilterOutput(belief, prior, value, discarded, jnp.asarray(False))
-        return self.advance(belief, control), output
+        belief, value = self.correct(prior, state, code, observed)
+        return self.advance(belief, control), step_output(belief, prior, value)
 
     def prior(self, state: KernelBayesState) -> Float[Array, " n"]:
         """D of S13 eq 35: the prior's weights as Bayes' rule uses them."""
@@ -134,8 +134,8 @@ class KernelBayesFilter(AbstractFilter):
         state: KernelBayesState,
         code: Any,
         observed: ArrayLike,
-    ) -> tuple[Any, Float[Array, ""], Float[Array, ""]]:
-        """S13 eq 36: the belief, its predictive value, and the share of mass that was cut."""
+    ) -> tuple[Any, Float[Array, ""]]:
+        """S13 eq 36: the belief and its predictive value."""
         emission, nan = self.emission, jnp.asarray(jnp.nan, prior.dtype)
         on_successors = self.estimator == "prior"
         shifted: Any = state.shifted
@@ -143,22 +143,20 @@ class KernelBayesFilter(AbstractFilter):
             shifted = normalized(shifted)
         unchanged = shifted if on_successors else emission.unchanged(prior)
         if code is None:
-            return unchanged, nan, jnp.zeros_like(nan)
+            return unchanged, nan
         mass = jnp.sum(emission.mass(prior))
         value = predictive_value(emission, prior, code, mass)
         if on_successors:
-            belief, discarded = self._on_successors(prior, shifted, code), jnp.zeros_like(nan)
+            belief = self._on_successors(prior, shifted, code)
         else:
             importance = self.estimator == "importance"
-            belief, discarded = update(
-                emission, prior, code, self.regularizer, importance, self.max_active
-            )
+            belief = update(emission, prior, code, self.regularizer, importance, self.max_active)
         # The code of an observation far from all training observations is 0. A belief of zeros
         # would forget the past.
         made = jnp.asarray(observed)
         zero = jnp.all(belief == 0) if on_successors else emission.is_zero(belief)
         belief = jax.tree.map(lambda b, u: jnp.where(made & ~zero, b, u), belief, unchanged)
-        return belief, jnp.where(made, value, nan), jnp.where(made, discarded, 0)
+        return belief, jnp.where(made, value, nan)
 
     def _on_successors(self, prior: Array, shifted: Array, code: Array) -> Float[Array, " m"]:
         """Bayes' rule of form (a), whose prior stands on the successors."""
@@ -201,13 +199,13 @@ class KernelBayesFilter(AbstractFilter):
         lost = emission.is_zero(own)
         own = jax.tree.map(lambda a, b: jnp.where(lost, b, a), own, emission.unchanged(prior))
         if not isinstance(own, jax.Array):
-            return uncut(own, prior, jnp.asarray(jnp.nan, emission.features_x.dtype))
+            return step_output(own, prior, jnp.asarray(jnp.nan, emission.features_x.dtype))
         if not emission.learned:  # Bayes' rule from the marginal
-            return uncut(own, prior, predictive_value(emission, prior, code, jnp.sum(prior)))
+            return step_output(own, prior, predictive_value(emission, prior, code, jnp.sum(prior)))
         value = predictive_value(emission, own, code, jnp.sum(own))
         if self.estimator != "prior":
-            return uncut(own, own, value)
-        return uncut(self._regress_on_successors(emission.embed_x(own)), own, value)
+            return step_output(own, own, value)
+        return step_output(self._regress_on_successors(emission.embed_x(own)), own, value)
 
     def kernels(self) -> tuple[AbstractKernel | None, AbstractKernel | None]:
         emission: Any = self.emission

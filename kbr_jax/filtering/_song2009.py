@@ -23,7 +23,7 @@ from ..rules import (
     observed_coordinates,
     single_prior_weights,
 )
-from ._base import AbstractFilter, FilterOutput, no_controls, uncut
+from ._base import AbstractFilter, FilterOutput, no_controls, step_output
 from ._sequences import as_transitions
 from ._smoothers import AbstractSmoother, PointSmoother
 
@@ -101,7 +101,7 @@ class ConditionalEmbeddingFilter(AbstractFilter):
         own = centered_weights(features, factor, code[None], "affine")[0]
         # Beyond the reach of the kernel nothing was observed.
         own = jnp.where(jnp.all(code == 0), self.states.uniform.astype(own.dtype), own)
-        return uncut(own, own, self._predictive_value(own, code))
+        return step_output(own, own, self._predictive_value(own, code))
 
     def update(
         self, state: Float[Array, " n"], code: Any, control: None, observed: Bool[Array, ""]
@@ -109,7 +109,7 @@ class ConditionalEmbeddingFilter(AbstractFilter):
         predicted = self._transition(state, self.estimator)
         if code is None:
             missing = jnp.asarray(jnp.nan, predicted.dtype)
-            return predicted, uncut(predicted, predicted, missing)
+            return predicted, step_output(predicted, predicted, missing)
         past = matmul(state, self.successor_coordinates)
         dense = isinstance(self.joint, DenseGram)
         joint = past + code if dense else jnp.concatenate([past, code])
@@ -119,7 +119,7 @@ class ConditionalEmbeddingFilter(AbstractFilter):
         value = self._predictive_value(self._transition(state, "affine"), code)
         # Beyond reach the code is 0, and so is the value. What is missing has none.
         value = jnp.where(observed | jnp.all(code == 0), value, jnp.nan)
-        return belief, uncut(belief, predicted, value)
+        return belief, step_output(belief, predicted, value)
 
     def advance(self, weights: Float[Array, " n"], control: None) -> Float[Array, " n"]:
         return weights

@@ -241,7 +241,7 @@ def learn_filter(
         function = fit_discriminant_map(chosen, *triples)
         views = _views(setting, chosen, function, *triples)
         readout = learn_readout(setting, folds, runs)
-    weights = beliefs(setting, folds, values, total, tested)
+    weights = beliefs(setting, folds, values, tested)
     report = _report(setting, folds, values, runs, weights, readout, rivals)
     filt = _fit(setting, values, triple, views)
     if chosen is not None and not (readout is None and decode is None):

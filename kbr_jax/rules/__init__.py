@@ -1,5 +1,6 @@
 """Conditional embeddings and the rules of probability for embeddings."""
 
+from ._active import update
 from ._conditional import (
     AbstractSampleEmission,
     ConditionalEmbedding,
@@ -21,7 +22,6 @@ from ._model import (
     prior_coordinates,
     prior_weights,
     single_prior_weights,
-    update,
 )
 from ._rules import bayes_rule, chain_rule, sum_rule
 

@@ -10,10 +10,8 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from .._checks import (
     as_fraction,
@@ -362,38 +360,3 @@ def single_prior_weights(model: AbstractEmission, prior: Embedding) -> Float[Arr
         if share < LITTLE:
             warn(f"{words}.")
     return weights
-
-
-def most_likely(
-    weights: Float[Array, " n"], likelihood: Float[Array, " n"], num_active: int
-) -> Int[Array, " k"]:
-    """Indices of the non-negative weights that are largest times the likelihood; zeros last."""
-    likely = jnp.maximum(weights * likelihood, 0)
-    scores = jnp.where(weights > 0, 1 + safe_divide(likely, jnp.max(likely)), 0)
-    return lax.top_k(scores, num_active)[1]
-
-
-def update(
-    model: AbstractEmission,
-    weights: Float[Array, " n"],
-    coordinates: Any,
-    regularizer: Float[Array, ""] | None,
-    importance: bool,
-    max_active: int | None,
-) -> tuple[Any, Float[Array, ""]]:
-    """Bayes' rule for one observation, on the `max_active` most likely weights if that is set.
-
-    **Returns:** the belief, and the share of the prior's mass that was cut.
-    """
-    batch = jax.tree.map(lambda leaf: leaf[None], coordinates)
-    if max_active is None or max_active >= weights.shape[-1]:
-        belief = model.posterior(weights, batch, regularizer, importance)
-        return jax.tree.map(lambda leaf: leaf[0], belief), jnp.zeros((), weights.dtype)
-    likelihood = model.likelihood(model.scaled(weights, coordinates)[0])
-    index = most_likely(weights, likelihood, max_active)
-    mass = model.mass(weights)
-    cut = jnp.maximum(1 - safe_divide(jnp.sum(mass[index]), jnp.sum(mass)), 0)
-    part, batch = model.restrict(index, batch)
-    belief = part.posterior(weights[index], batch, regularizer, importance)
-    belief = jax.tree.map(lambda leaf: leaf[0], belief)
-    return model.spread(belief, index, weights), cut
