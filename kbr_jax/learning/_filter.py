@@ -160,7 +160,8 @@ def learn_filter(
        (`DiscriminantMap`), fitted to what each fold learns from. The kernel sees the first 20, a
        test of the belief all of them. Of images the test sees learned coordinates
        (`fit_image_map`): what tells states apart that look alike, wherever it is in an image.
-       States are scaled by their standard deviation.
+       The kernel of states sees them in units of their standard deviations. Errors are distances
+       in the units of the states as they are: divide coordinates of unlike units.
     2. Bandwidths, regularizers and truncation are searched. Bandwidths and regularizers are then
        tuned by Adam. The error of a candidate is the distance of its
        estimates to held-out states, in three runs of each stretch. One starts from the marginal of
