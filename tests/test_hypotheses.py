@@ -92,7 +92,7 @@ def test_the_default_collection():
     found = kbr.hypotheses.two_sample_test(None, X, Y, key=KEY, num_permutations=9)
     assert [type(kernel).__name__ for kernel in found.kernels] == ["Gaussian"] * 10 + [
         "Laplace"
-    ] * 10
+    ] * 10 + ["Energy"]
     pooled = np.concatenate([X, Y])
     distances = scipy.spatial.distance.pdist(pooled)
     low, high = np.quantile(distances, [0.05, 0.95])
@@ -112,6 +112,38 @@ def test_default_collections_of_any_columns():
         )
         found = kbr.hypotheses.two_sample_test(None, first, second, key=KEY, num_permutations=19)
         assert 0 < found.p_value <= 1 and np.all(np.isfinite(found.null))
+
+
+def test_the_energy_kernel_has_no_origin():
+    """Its unit comes from the centered matrix, so its center does not matter."""
+    first, second = (
+        kbr.hypotheses.two_sample_test([kbr.Energy(center), G], X, Y, key=KEY, num_permutations=20)
+        for center in (0.0, 5.0)
+    )
+    close(first.statistic, second.statistic, 1e-8)
+    close(first.null, second.null, 1e-8)
+    pooled = np.concatenate([X, Y])
+    gram = np.asarray(kbr.gram(kbr.Energy(), pooled))
+    center = np.eye(len(pooled)) - 1 / len(pooled)
+    square = np.square(center @ gram @ center)[~np.eye(len(pooled), dtype=bool)]
+    alone, _ = (
+        kbr.hypotheses.two_sample_test(k, X, Y, key=KEY, num_permutations=1)
+        for k in (kbr.Energy(), G)
+    )
+    twice = kbr.hypotheses.two_sample_test([kbr.Energy()] * 2, X, Y, key=KEY, num_permutations=1)
+    close(twice.statistic, alone.statistic / np.sqrt(2 * np.mean(square)), 1e-8)
+
+
+def test_a_shift_is_found_by_default():
+    """Gaussian and Laplace kernels alone find 14 of these 40."""
+    x, y = jax.random.normal(jax.random.key(5), (2, 40, 100, 1))
+
+    def one(row):
+        x, y, key = row
+        return kbr.hypotheses.two_sample_test(None, x, y, key=key, num_permutations=99).p_value
+
+    rows = x, y + 0.4, jax.random.split(KEY, 40)
+    assert np.sum(jax.jit(lambda rows: jax.lax.map(one, rows))(rows) <= 0.05) >= 24
 
 
 def test_the_order_of_samples_does_not_matter():

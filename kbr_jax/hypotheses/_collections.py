@@ -19,6 +19,7 @@ from ..kernels import (
     AbstractKernel,
     Delta,
     DirectSum,
+    Energy,
     Gaussian,
     Laplace,
     Product,
@@ -110,6 +111,24 @@ def _of_points(x: Points, count: int) -> tuple[AbstractKernel, ...]:
     return tuple(Gaussian(h * scale) for h in _grid(euclidean, count)) + tuple(
         Laplace(h * scale) for h in _grid(city_block / root, count)
     )
+
+
+@eqx.filter_jit
+def energy_kernel(x: Points) -> AbstractKernel:
+    """The kernel of the energy distance, in units of `coordinate_scale`; for labels, `Delta`.
+
+    A tuple has the sum of the kernels of its parts.
+    """
+    if isinstance(x, (tuple, list)):
+        return DirectSum(tuple(energy_kernel(part) for part in x))
+    return Energy(jnp.mean(x, axis=0), coordinate_scale(x)) if is_float(x) else Delta()
+
+
+def without_origin(kernel: AbstractKernel) -> bool:
+    """Whether a kernel, or a part of a sum, is that of a distance from an arbitrary point."""
+    if isinstance(kernel, DirectSum):
+        return any(map(without_origin, kernel.kernels))
+    return isinstance(kernel, Energy)
 
 
 def _grid(distances: Float[Array, " p"], count: int) -> Float[Array, " h"]:

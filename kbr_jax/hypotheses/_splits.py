@@ -21,13 +21,13 @@ from ._results import interval_of, relevant
 _TILE, _BATCH = 512, 64
 
 #: Statistics `[kernels]`, those of the splits `[draws, kernels]`, magnitudes of their terms
-#: `[kernels]`, root mean squares of the Gram matrices without diagonals `[kernels]`, and effect
-#: with its interval `[kernels, 3]`.
+#: `[kernels]`, root mean squares of the Gram matrices without diagonals, as they are and centered,
+#: `[2, kernels]`, and effect with its interval `[kernels, 3]`.
 Found = tuple[
     Float[Array, " kernels"],
     Float[Array, "draws kernels"],
     Float[Array, " kernels"],
-    Float[Array, " kernels"],
+    Float[Array, "2 kernels"],
     Float[Array, "kernels 3"],
 ]
 
@@ -120,8 +120,8 @@ def _over_splits(
     pairs = float(total * (total - 1))
     # The smaller sample is the first: then no sum of a statistic exceeds this many times its terms.
     magnitude = unit * relevant(centers / pairs, wholes / pairs) * (3 + total**2 / (m * (m - 1)))
-    spread = unit * safe_sqrt(wholes / pairs)
-    return statistics, null, magnitude, spread, jnp.stack(effect, axis=-1)
+    spreads = unit * safe_sqrt(jnp.stack([wholes, centers]) / pairs)
+    return statistics, null, magnitude, spreads, jnp.stack(effect, axis=-1)
 
 
 def _unit(diagonal: Float[Array, " N"]) -> Float[Array, ""]:
