@@ -206,6 +206,17 @@ def test_blocks_are_as_long_as_the_given_kernel_needs():
         close(found.null, expected.null, 1e-10)
 
 
+def test_blocks_are_as_long_as_the_slowest_column_needs():
+    """A kernel of all columns hides one that is slow. White columns do not make blocks longer."""
+    slow, white = series(KEY, 800, 0.8), jax.random.normal(jax.random.key(1), (800, 9))
+    alone = block_length(True, None, slow, slow[::-1])
+    constant, labels = jnp.zeros((800, 1)), jnp.arange(800) % 2
+    for x in (jnp.concatenate([slow, white], 1), (white, constant, slow, labels)):
+        y = jax.tree.map(lambda leaf: leaf[::-1], x)
+        assert block_length(True, None, x, y) == alone
+    assert block_length(True, None, white[:100], white[100:]) < 12 < 25 < alone
+
+
 def test_signs_of_blocks():
     x = series(KEY, 40, 0.5)
     found = kbr.hypotheses.two_sample_test(

@@ -1,13 +1,16 @@
 r"""How long points of a series depend on each other."""
 
+import math
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from .._checks import as_count, is_concrete, size, take
+from .._numerics import safe_divide, safe_sqrt
 from .._typing import Array, Float, Points
 from .._warnings import warn
 from ..kernels import AbstractKernel, default_kernel
@@ -21,12 +24,16 @@ _TIMES = 8
 _BLOCKS = 4
 #: Points that the time is read from.
 _POINTS = 1000
+#: Columns that are looked at alone: those whose neighbors in time correlate most.
+_COLUMNS = 32
 
 
 def block_length(dependent: bool | int, kernels: Any, x: Points, y: Points) -> int:
     """Points of a block: 1 for independent points, for True chosen by the features of the kernels.
 
-    None takes the default kernel of the points.
+    None takes the default kernel of the points. The slowest column counts too: two series of 500
+    points, one column AR(.95) and nine of white noise, were rejected at level .05 in .16 of 100
+    pairs without it, with it in .02.
     """
     most = min(size(x), size(y)) // _BLOCKS
     truth = isinstance(dependent, (bool, np.bool_))
@@ -42,6 +49,7 @@ def block_length(dependent: bool | int, kernels: Any, x: Points, y: Points) -> i
     if kernels is None:
         kernels = [default_kernel(jax.tree.map(lambda a, b: jnp.concatenate([a, b]), x, y))]
     time = max(float(feature_time(kernel, points)) for kernel in kernels for points in (x, y))
+    time = max(time, _slowest_column(x, y))
     wanted = int(np.ceil(_TIMES * time))
     if wanted > most:
         warn(
@@ -50,6 +58,51 @@ def block_length(dependent: bool | int, kernels: Any, x: Points, y: Points) -> i
             f"points are taken; the test may reject too often."
         )
     return max(min(wanted, most), 1)
+
+
+def _slowest_column(x: Points, y: Points) -> float:
+    """Longest autocorrelation time of a column alone. Of a single column its kernel tells.
+
+    A kernel of many columns changes with all of them, and forgets the slow one with the fast ones.
+    """
+    pairs = [
+        [leaf.reshape(len(leaf), -1) for leaf in pair]
+        for pair in zip(jax.tree.leaves(x), jax.tree.leaves(y), strict=True)
+    ]
+    if sum(first.shape[1] for first, _ in pairs) < 2:
+        return 1.0
+    return max(float(_column_time(*pair)) for pair in pairs if pair[0].shape[1])
+
+
+@eqx.filter_jit
+def _column_time(x: Array, y: Array) -> Float[Array, ""]:
+    chosen = lax.top_k(jnp.maximum(_following(x), _following(y)), min(_COLUMNS, x.shape[1]))[1]
+
+    def time(columns):
+        kernel = default_kernel(jnp.concatenate(columns))
+        grams = (kernel.gram(column, column) for column in (c[:_POINTS] for c in columns))
+        return jnp.maximum(*(_sure_time(gram, 2 * x.shape[1]) for gram in grams))
+
+    return jnp.max(lax.map(time, (x[:, chosen].T, y[:, chosen].T)))
+
+
+def _sure_time(gram: Float[Array, "n n"], many: int) -> Float[Array, ""]:
+    """Autocorrelation time, and 1 where neighbors correlate as those of `many` white series may.
+
+    The largest of m standard normals is about sqrt(2 log m). Without this bound 11 of 20 pairs of
+    white series of 60 points and 30 columns had blocks of a quarter of the points, and a warning.
+    """
+    inner = centered(gram)
+    spread = safe_sqrt(jnp.mean(inner**2) * gram.shape[0])
+    sure = jnp.sum(jnp.diagonal(inner, 1)) > math.sqrt(2 * math.log(many)) * spread
+    return jnp.where(sure, autocorrelation_time(gram), 1)
+
+
+def _following(x: Array) -> Float[Array, " d"]:
+    """Correlation of each column with itself one step later."""
+    values = x.astype(float)
+    moves = values - jnp.mean(values, axis=0)
+    return safe_divide(jnp.sum(moves[1:] * moves[:-1], axis=0), jnp.sum(moves**2, axis=0))
 
 
 def given_length(dependent: int, n: int) -> int:

@@ -125,9 +125,9 @@ def two_sample_test(
       ([results](../results/tests.md#where-single-tests-err)). The effect is NaN.
     - `dependent`: x and y are two series in order of time, independent of each other. Blocks of
       points are permuted (or get one sign) instead of points: blocks of 8 autocorrelation times of
-      the features (of the default kernel where none is given), or of as many points as an integer
-      says (static). The points beyond the last whole block are left out. The level holds for series
-      of many blocks, not exactly.
+      the features (of the default kernel where none is given) or of the slowest column, or of as
+      many points as an integer says (static). The points beyond the last whole block are left out.
+      The level holds for series of many blocks, not exactly.
     - `landmarks`: the rank r of greedy landmarks, or random Fourier features, in place of the
       Gram matrix. The level stays exact. Narrow kernels need many landmarks.
     - `mesh`: devices to divide the permutations over; each gets all points.
