@@ -113,7 +113,9 @@ def fit_change_detector(
     **Returns:** a `ChangeDetector`, for `detect_changes` and `detector_step`. Cost O(m^2 d), and
     200 ARL b kernel values for the simulation; memory O(m).
 
-    The run length is an average over references, and somewhat larger than the wanted one: see the
+    The run length is an average over references, and larger than the wanted one: somewhat with
+    a reference of many windows, more than twice with one of three windows, and about twice for
+    rare labels. Then changes are seen later too. See the
     [results](../results/tests.md#change-points).
 
     Points must be independent of each other. Shuffling hides autocorrelation, and the run length
