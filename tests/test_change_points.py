@@ -54,6 +54,20 @@ def test_segmentations_are_the_best_of_all(shortest):
         np.testing.assert_array_equal(found.segmentations[number], [*starts, *[12] * (3 - number)])
 
 
+def least_penalty(gram):
+    """Of points less the nearer of their neighbors; of every second one with all apart from it."""
+    count, squares = len(gram), []
+    moves = np.eye(count)
+    for t in range(count):
+        beside = [s for s in (t - 1, t + 1) if 0 <= s < count]
+        moves[t, max(beside, key=lambda s, t=t: gram[t, s])] = -1
+    products = moves @ gram @ moves.T
+    for t in range(0, count, 2):
+        squares += [products[t, s] ** 2 for s in range(count) if abs(s - t) > 2]
+    own = np.diag(products)
+    return max(4 * np.mean(squares) / np.mean(own), 0.2 * np.max(own))
+
+
 def test_the_penalty():
     x = RNG.normal(size=(60, 1))
     x[20:] += 2.0
@@ -61,9 +75,10 @@ def test_the_penalty():
     costs, number = np.asarray(found.costs), np.arange(9)
     shape = number + np.log([math.comb(59, d) for d in number])
     slope = np.polyfit(shape[4:], costs[4:], 1)[0]
-    close(found.penalty, -2 * slope)
-    close(found.criteria, costs - 2 * slope * shape)
-    assert found.num_changes == np.argmin(costs - 2 * slope * shape)
+    penalty = max(-2 * slope, least_penalty(gaussian(x, x, 1.0)))
+    close(found.penalty, penalty)
+    close(found.criteria, costs + penalty * shape)
+    assert found.num_changes == np.argmin(costs + penalty * shape)
     given = change_points(G, jnp.asarray(x), max_changes=8, penalty=0.3)
     close(given.criteria, costs + 0.3 * shape)
     assert given.penalty == 0.3
@@ -276,6 +291,29 @@ def test_one_change_at_most():
     found = np.asarray([find(jnp.asarray(x + 3 * (np.arange(100) >= 50))) for x in noise])
     none = np.asarray([find(jnp.asarray(x)) for x in noise])
     assert (found == 1).all() and none.mean() <= 0.1
+
+
+def test_where_most_points_are_equal():
+    """Beyond all rare points the costs do not fall any more, and tell no penalty."""
+    rng = np.random.default_rng(0)
+    find = jax.jit(lambda x: change_points(None, x).num_changes)
+    labels = (rng.uniform(size=(40, 120)) < 0.1).astype(int)
+    counts = rng.poisson(0.1, (40, 120)).astype(float)
+    for series in (labels, counts):
+        found = np.asarray([find(jnp.asarray(x)) for x in series])
+        assert np.mean(found == 0) > 0.85
+    once = jnp.arange(120) == 50
+    steps = jnp.arange(120) >= 50
+    assert change_points(None, once).num_changes == 0
+    assert change_points(None, steps).changes.tolist() == [50]
+
+
+def test_a_warning_of_as_many_changes_as_are_looked_for():
+    rng, steps = np.random.default_rng(0), 6.0 * (np.arange(300) // 7 % 2)
+    x = jnp.asarray(rng.normal(size=300) + steps)
+    with pytest.warns(UserWarning, match="still fall steeply at 50 changes"):
+        change_points(None, x)
+    assert abs(change_points(None, x, max_changes=100).num_changes - 42) <= 4
 
 
 def test_few_points():
