@@ -256,7 +256,25 @@ def test_learned_posterior(fast):
         regularizer=posterior.regularizer,
         estimator=posterior.estimator,
     )
-    close(posterior(jnp.asarray([1.0])).weights, expected.weights)
+    close(posterior(jnp.asarray([1.0])).weights, expected.weights / posterior.mass)
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_learned_posteriors_have_a_mass_near_one(given, tmp_path):
+    """With a large regularizer all masses were so small that intervals were NaN."""
+    x, y = posterior_pairs()
+    prior = 1.5 + 0.7 * jax.random.normal(jax.random.key(0), (100, 1)) if given else None
+    fixed = {"bandwidth_x": 0.3, "bandwidth_y": 0.3, "regularizer": 1e-3}
+    posterior, _ = kbr.learn_posterior(
+        x, y, prior=prior, progress=False, posterior_regularizer=300.0, **fixed
+    )
+    new = jnp.linspace(0.3, 1.5, 20)[:, None]
+    assert np.all(np.isfinite(kbr.credible_interval(posterior(new), 0.8)))
+    assert 0.5 < float(jnp.median(posterior(new).mass)) < 2
+    assert float(posterior(jnp.asarray([50.0])).mass) < 1e-3
+    kbr.save(tmp_path / "posterior", posterior)
+    restored = kbr.load(tmp_path / "posterior")
+    np.testing.assert_array_equal(restored(new).weights, posterior(new).weights)
 
 
 def test_learned_posterior_of_labels(fast):

@@ -21,7 +21,7 @@ from .._checks import (
 )
 from .._numerics import matmul
 from .._typing import Array, Float, Point, Points, with_scalars
-from ..embedding import Embedding, normalized
+from ..embedding import Embedding, guarded_sum, normalized
 from ..kernels import (
     AbstractKernel,
     Gaussian,
@@ -67,25 +67,30 @@ RANGES = {
 class LearnedPosterior(eqx.Module):
     """Bayes' rule as a function of y: `posterior(y)` embeds P(X | y) under the prior.
 
-    It calls `bayes_rule(model, prior, y, regularizer=, estimator=)`. Fields: the `model` of
-    P(Y | X), the `prior` over X, the `regularizer` and the `estimator`.
+    It calls `bayes_rule(model, prior, y, regularizer=, estimator=)` and divides the weights by the
+    median mass of held-out pairs. So observations like the training y have a mass near 1, and one
+    unlike all of them a mass near 0. Fields: the `model` of P(Y | X), the `prior` over X, the
+    `regularizer`, the `estimator` and that median, `mass`.
     """
 
     model: ConditionalEmbedding
     prior: Embedding
     regularizer: Float[Array, ""]
     estimator: str = eqx.field(static=True)
+    mass: Float[Array, ""]
 
     __repr__ = with_scalars
 
     def __call__(self, y: Point | Points) -> Embedding:
-        return bayes_rule(
+        posterior = bayes_rule(
             self.model,
             self.prior,
             y,
             regularizer=self.regularizer,
             estimator=self.estimator,  # pyright: ignore[reportArgumentType]
         )
+        weights = posterior.weights / self.mass.astype(posterior.weights.dtype)
+        return Embedding(posterior.kernel, posterior.points, weights)
 
 
 class _Setting(eqx.Module):
@@ -103,7 +108,8 @@ class _Setting(eqx.Module):
         ridge = values["regularizer"]
         model = fit_conditional(kernel_x, kernel_y, x, y, regularizer=ridge, **options)
         prior = Embedding(kernel_x, self.prior.points, self.prior.weights)
-        return LearnedPosterior(model, prior, values["posterior_regularizer"], self.estimator)
+        delta = values["posterior_regularizer"]
+        return LearnedPosterior(model, prior, delta, self.estimator, jnp.ones_like(delta))
 
     def _scaled(self, index: int, kernel: Any, values: dict, name: str) -> AbstractKernel:
         if not self.scaled[index]:
@@ -122,7 +128,7 @@ class _Data(eqx.Module):
 
 @eqx.filter_jit
 def _held_out(setting: _Setting, data: _Data, values: dict) -> Float[Array, "n n"]:
-    """Weights on all x of the posterior of each pair from the other folds."""
+    """Weights on all x of the posterior of each pair from the other folds, of any sum."""
     n = size(data.x)
     folds = np.arange(n).reshape(-1, FOLDS).T
     rest = jnp.asarray([np.setdiff1d(np.arange(n), fold) for fold in folds])
@@ -130,7 +136,7 @@ def _held_out(setting: _Setting, data: _Data, values: dict) -> Float[Array, "n n
     def one(inputs):
         fold, others = inputs
         posterior = setting.fit(values, take(data.x, others), take(data.y, others))
-        weights = normalized(posterior(take(data.y, fold)).weights)
+        weights = posterior(take(data.y, fold)).weights
         return jnp.zeros((fold.shape[0], n), weights.dtype).at[:, others].set(weights)
 
     found = jax.lax.map(jax.checkpoint(one), (jnp.asarray(folds), rest))
@@ -138,7 +144,7 @@ def _held_out(setting: _Setting, data: _Data, values: dict) -> Float[Array, "n n
 
 
 def _loss(setting: _Setting, data: _Data, fixed: dict, free: dict) -> Float[Array, ""]:
-    weights = _held_out(setting, data, {**free, **fixed})
+    weights = normalized(_held_out(setting, data, {**free, **fixed}))
     smooth = matmul(weights, data.matrix)
     scores = jnp.diagonal(data.matrix) - 2 * jnp.diagonal(smooth) + jnp.sum(smooth * weights, 1)
     return jnp.sum(data.shares * scores)
@@ -228,7 +234,11 @@ def learn_posterior(
         bar.update(STEPS)
     values = {**free, **fixed}
     options = {"landmarks_x": RANK, "landmarks_y": RANK} if size(x) > EXACT else {}
-    return setting.fit(values, x, y, **options), _report(setting, data, values)
+    found = setting.fit(values, x, y, **options)
+    weights = _held_out(setting, data, values)
+    # The loss does not see the mass: regularizers that it calls good may make it small everywhere.
+    found = eqx.tree_at(lambda p: p.mass, found, _median(guarded_sum(weights), data.shares))
+    return found, _report(setting, data, values, normalized(weights))
 
 
 def _as_prior(prior: Any, kernel: AbstractKernel, x: Points) -> Embedding:
@@ -258,6 +268,11 @@ def _shares(prior: Embedding, x: Points) -> Float[Array, " n"]:
     return weights / jnp.sum(weights)
 
 
+def _median(values: Float[Array, " n"], shares: Float[Array, " n"]) -> Float[Array, ""]:
+    order = jnp.argsort(values)
+    return values[order[jnp.searchsorted(jnp.cumsum(shares[order]), 0.5)]]
+
+
 def _tuned(setting: _Setting, data: _Data, free: dict, fixed: dict) -> dict:
     """Gradient descent from the best candidate, with a bandwidth for each coordinate."""
     start = dict(free)
@@ -269,9 +284,9 @@ def _tuned(setting: _Setting, data: _Data, free: dict, fixed: dict) -> dict:
     return descend(loss, start, OPTIMIZER, STEPS)
 
 
-def _report(setting: _Setting, data: _Data, values: dict) -> Report:
+def _report(setting: _Setting, data: _Data, values: dict, weights: Array) -> Report:
     n = size(data.x)
-    weights = np.asarray(_held_out(setting, data, values))
+    weights = np.asarray(weights)
     matrix, shares = np.asarray(data.matrix), np.asarray(data.shares)
     alone = np.where(np.eye(n, dtype=bool), 0, shares)
     # A pair that holds all of the prior leaves nothing to the others.
