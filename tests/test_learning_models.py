@@ -222,6 +222,38 @@ def test_adjusted_intervals_hold_what_they_say():
     assert float(low[0]) < 0.5 and float(high[0]) > 2.5
 
 
+def test_bandwidths_do_not_learn_noise():
+    """With a bandwidth for each of many columns leave-one-out fell far below the marginal."""
+    rng = np.random.default_rng(0)
+    x, y = jnp.asarray(rng.normal(size=(550, 30))), jnp.asarray(rng.normal(size=550))
+    model, report = kbr.learn_conditional(x[:50], y[:50], progress=False)
+    found, marginal = (
+        report.errors[name][0] for name in ("conditional embedding", "marginal of y")
+    )
+    assert found > 0.9 * marginal
+    forecasts = kbr.condition(model, x[50:])
+    new = kbr.mean(forecasts) * forecasts.mass
+    assert float(jnp.mean((y[50:] - new) ** 2)) < 1.25 * float(jnp.var(y[50:]))
+    assert "pairs of your own" in str(report)
+
+
+def test_steps_down_one_loss_that_help_the_other():
+    def loss(aim, values):
+        return (jnp.log(values["width"]) - aim) ** 2
+
+    def steps(*aims):
+        one, other = (jax.tree_util.Partial(loss, jnp.asarray(aim)) for aim in aims)
+        start = {"width": jnp.asarray(1.0)}
+        return _search.steps_that_help(
+            [(one, other), (other, one)], start, _conditional.OPTIMIZER, 40
+        )
+
+    assert steps(1.0, -1.0) == 0
+    assert 2 <= steps(0.3, 0.5) <= 8
+    assert steps(8.0, 9.0) == 39
+    assert steps(jnp.nan, 1.0) == 0
+
+
 def posterior_pairs(n=150):
     rng = np.random.default_rng(3)
     x = rng.uniform(-4, 4, size=(n, 1))

@@ -19,7 +19,7 @@ from ..rules import ConditionalEmbedding
 from ..tuning import coverage, fit_bandwidth, leave_out_residuals
 from ..tuning._calibration import LEVELS
 from ..tuning._leave_out import restored_left_out, restored_weights
-from ._conditional import PAIRS, central_levels, learn_conditional
+from ._conditional import PAIRS, central_levels, error_note, learn_conditional
 from ._report import Report, compared
 
 #: The scale at a point is at least this share of its mean over the sample: regressions of
@@ -132,7 +132,7 @@ def learn_forecast(
     bandwidth = fit_bandwidth(best.forecasts, best.happened)
     forecast = Forecast(forecast.location, *kept, bandwidth)
     scores = {form: np.asarray(held[form].scores) for form in ordered}
-    report = _report(reports[0], scores, best.levels)
+    report = _report(reports[0], scores, best.levels, y)
     if size(x) > PAIRS:
         seen = f"The rivals have seen {PAIRS} pairs, the forecast {size(x)}."
         report = dataclasses.replace(report, notes=(*report.notes, seen))
@@ -227,7 +227,7 @@ def _moved_scores(
     return lax.map(one, rows)
 
 
-def _report(plain: Report, scores: dict[str, np.ndarray], levels: np.ndarray) -> Report:
+def _report(plain: Report, scores: dict[str, np.ndarray], levels: np.ndarray, y: Points) -> Report:
     """Scores of both forms, the better one first, and the coverage of that one."""
     summary, notes = compared(scores)
     rivals = {name: value for name, value in plain.errors.items() if name not in summary}
@@ -244,7 +244,7 @@ def _report(plain: Report, scores: dict[str, np.ndarray], levels: np.ndarray) ->
         errors={**summary, **rivals},
         coverage=held,
         notes=(
-            "The errors are energy scores of pairs that are left out, in standard deviations of y.",
+            error_note("left out", "y", y),
             *notes,
         ),
     )
