@@ -17,7 +17,7 @@ from .._typing import Array, ArrayLike, Bool, Float, Points, with_scalars
 from .._warnings import warn
 from ..features import AbstractFeatureMap
 from ..kernels import FeatureMap, KernelLike, Linear, TensorProduct, checked_kernel
-from ._stages import Smoothed, feature_map, regress
+from ._stages import Smoothed, Stage, feature_map, regress
 from ._units import as_kernels, as_ridges, checked_sample, outcome_targets
 
 #: A first stage below this strength is called weak (Staiger and Stock 1997).
@@ -72,7 +72,8 @@ def fit_instrument(
 
     $\hat\mu^{(-k)}$ is fitted without the fold k of unit i, one of five of every fifth unit: give
     units in random order. The first ridge has the least leave-one-out error. The second is the
-    largest one within a standard error of the least. Both stages have an intercept.
+    largest one within a standard error of the least, by the errors with $\hat\mu$ of all units:
+    the noise of $\hat\mu^{(-k)}$ is tied to that of y. Both stages have an intercept.
 
     **What it assumes.** Relevance: z changes x. Exclusion: z changes y through x alone.
     Independence: given c, nothing drives both z and the noise of y. Additive noise: the effect of x
@@ -147,9 +148,21 @@ def fit_instrument(
     strength = _strength(regress(instruments, plain, None).explained, base, treatments.count)
     _warn_if_weak(strength)
     stage = regress(instruments, treatments.matrix, first)
-    embedded = stage.fitted(instruments, treatments.matrix, cross_fit)
-    features = _second(embedded, covariates, kernel_c, rank, mask)
-    last = regress(features, outcome_targets(kernel_x, y, rank, mask), second, cautious=True)
+    outcomes = outcome_targets(kernel_x, y, rank, mask)
+
+    def last_stage(folds: bool, ridge: ArrayLike | None) -> tuple[AbstractFeatureMap, Stage]:
+        embedded = stage.fitted(instruments, treatments.matrix, folds)
+        features = _second(embedded, covariates, kernel_c, rank, mask)
+        return features, regress(features, outcomes, ridge, cautious=True)
+
+    if cross_fit and second is None:
+        # A fold's predictions err against the noise of its own units, and so against their y. A
+        # choice by the errors of folds takes that for signal, most where few values of z repeat
+        # it. Mean squared errors with it and now, n = 300: two values .80 (at most 20) and .18
+        # (.8), ten 1.4 (66) and .11 (.7); 15 instruments, weak ones .18 and .10, strong ones .10
+        # and .14. With whole folds left out two values had 4.0.
+        second = last_stage(False, None)[1].regularizer
+    features, last = last_stage(cross_fit, second)
     return InstrumentalRegression(
         features,
         last.fit,
