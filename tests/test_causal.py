@@ -570,6 +570,15 @@ def test_instrument_of_few_values():
         assert float(error) < 1
 
 
+def test_strength_of_an_instrument_that_covariates_drive():
+    u, e, *c = map(jnp.asarray, np.random.default_rng(1).normal(size=(5, 300)))
+    c = jnp.stack(c, 1)
+    g = jnp.sin(2 * c[:, 0])
+    with pytest.warns(UserWarning, match="The instrument is weak"):
+        causal.fit_instrument(g + u, g + 0.3 * e, u, covariates=c)
+    assert causal.fit_instrument(e / 2 + g + u, e, u, covariates=c).strength > 20
+
+
 def test_bad_arguments():
     a, w, z, y = map(jnp.asarray, units())
     fits = (causal.fit_outcome_bridge, causal.fit_moment_bridge, causal.fit_treatment_bridge)

