@@ -3,6 +3,7 @@
 Its regressions and its statistic in NumPy, level with confounding, power, edges.
 """
 
+import itertools
 import warnings
 from functools import partial
 
@@ -15,14 +16,8 @@ import scipy.stats
 from helpers import closeness, gaussian
 
 import kbr_jax as kbr
-from kbr_jax.hypotheses._treatment import (
-    _PENALTIES,
-    _RIDGES,
-    _coefficients,
-    _propensities,
-    _regression,
-    treatment_effect_test,
-)
+from kbr_jax.hypotheses._adjustment import PENALTIES, RIDGES, propensities, regression
+from kbr_jax.hypotheses._treatment import _coefficients, treatment_effect_test
 
 RNG = np.random.default_rng(0)
 KEY = jax.random.key(0)
@@ -42,6 +37,8 @@ def sample(n, strength=1.0, shift=0.0, spread=1.0, key=KEY):
 
 X, A, Y = sample(30, 0.5, key=jax.random.key(3))
 PHI = np.asarray(kbr.features.fit_features(G, X, 8).matrix)
+#: Of a wide kernel and of a narrow one.
+PHIS = np.stack([kbr.features.fit_features(kbr.Gaussian(h), X, 8).matrix for h in (3.0, 0.3)])
 GRAM = gaussian(Y, Y, 1.0)
 KNOWN = np.arange(30) % 3 > 0
 
@@ -56,38 +53,40 @@ def ridge_weights(phi, known, ridge, shift):
     return weights
 
 
-def chosen_regression(phi, gram, known):
-    """The ridge of least error of points that are left out, one after the other.
+def chosen_regression(phis, gram, known):
+    """The fit of least error of points that are left out, one after the other.
 
-    Of two points the largest: any ridge has the same error.
+    Of two points the first: any has the same error.
     """
     index, count = np.flatnonzero(known), known.sum()
+    fits = [(phi, ridge) for phi in phis for ridge in RIDGES]
     if count == 2:
-        return ridge_weights(phi, known, _RIDGES[0], count)
+        return ridge_weights(phis[0], known, RIDGES[0], count)
     losses = []
-    for ridge in _RIDGES:
+    for phi, ridge in fits:
         loss = 0
         for i in index:
             without = known & (np.arange(len(known)) != i)
             w = ridge_weights(phi, without, ridge, count)[i]
             loss += gram[i, i] - 2 * w @ gram[i] + w @ gram @ w
         losses.append(loss)
-    return ridge_weights(phi, known, _RIDGES[np.argmin(losses)], count)
+    phi, ridge = fits[np.argmin(losses)]
+    return ridge_weights(phi, known, ridge, count)
 
 
-def chosen_propensities(phi, treated, known):
-    phi = phi - phi[known].mean(axis=0)
-    z = np.concatenate([phi, np.ones((len(phi), 1))], axis=1)
+def chosen_propensities(phis, treated, known):
     a, count = treated.astype(float), known.sum()
     best = -np.inf, None
-    for penalty in _PENALTIES:
+    for phi, penalty in itertools.product(phis, PENALTIES):
+        phi = phi - phi[known].mean(axis=0)
+        z = np.concatenate([phi, np.ones((len(phi), 1))], axis=1)
         ridge = count * penalty * np.asarray([*np.ones(phi.shape[1]), 0])
 
-        def loss(w, ridge=ridge):
+        def loss(w, z=z, ridge=ridge):
             eta = z[known] @ w
             return np.sum(np.logaddexp(0, eta) - a[known] * eta) + np.sum(ridge * w**2) / 2
 
-        def slope(w, ridge=ridge):
+        def slope(w, z=z, ridge=ridge):
             p = scipy.special.expit(z[known] @ w)
             return z[known].T @ (p - a[known]) + ridge * w
 
@@ -103,16 +102,18 @@ def chosen_propensities(phi, treated, known):
     return best[1]
 
 
-def test_the_regression_of_least_leave_one_out_error():
+@pytest.mark.parametrize("phis", [PHI[None], PHIS, PHIS[::-1]])
+def test_the_regression_of_least_leave_one_out_error(phis):
     known = KNOWN & np.asarray(A)
-    found = _regression(jnp.asarray(PHI), jnp.asarray(GRAM), jnp.asarray(known, float))
-    close(found, chosen_regression(PHI, GRAM, known))
+    found = regression(jnp.asarray(phis), jnp.asarray(GRAM), jnp.asarray(known, float))
+    close(found, chosen_regression(phis, GRAM, known))
     close(np.sum(found, axis=1), 1)
 
 
-def test_the_propensities_of_largest_leave_one_out_likelihood():
-    found = _propensities(jnp.asarray(PHI), A, jnp.asarray(KNOWN, float))
-    close(found, chosen_propensities(PHI, np.asarray(A), KNOWN), 1e-4)
+@pytest.mark.parametrize("phis", [PHI[None], PHIS, PHIS[::-1]])
+def test_the_propensities_of_largest_leave_one_out_likelihood(phis):
+    found = propensities(jnp.asarray(phis), A, jnp.asarray(KNOWN, float))
+    close(found, chosen_propensities(phis, np.asarray(A), KNOWN), 1e-4)
 
 
 @pytest.mark.filterwarnings("ignore:.* % of the propensities")
@@ -131,16 +132,16 @@ def test_the_statistic(arms):
     for h, f in np.ndindex(2, 3):
         held, known = (half == h) & (fold == f), (half == h) & (fold != f)
         share = {
-            arm: np.clip(chosen_propensities(PHI, a == arm, known), 0.02, 0.98)
+            arm: np.clip(chosen_propensities(PHI[None], a == arm, known), 0.02, 0.98)
             for arm in (low, high)
         }
-        zero, one = (chosen_regression(PHI, GRAM, known & (a == arm)) for arm in (low, high))
+        zero, one = (chosen_regression(PHI[None], GRAM, known & (a == arm)) for arm in (low, high))
         for i in np.flatnonzero(held):
             weight = {low: -1, high: 1}.get(a[i], 0) / share.get(a[i], np.ones(30))[i]
             own = one[i] if a[i] == high else zero[i]
             phi[i] = weight * (np.eye(30)[i] - own) + one[i] - zero[i]
     found, clipped = _coefficients(
-        jnp.asarray(PHI),
+        jnp.asarray(PHI[None]),
         jnp.asarray(GRAM),
         None if arms is None else jnp.asarray(a == low),
         jnp.asarray(a == high),
@@ -206,6 +207,21 @@ def test_level_with_a_confounder():
 def test_level_of_a_small_sample():
     p, _ = many(20, doubly_robust)
     assert share(p) <= MOST and np.mean(np.isnan(p)) < 0.1  # fewer than 6 points of an arm
+
+
+def test_level_with_a_fast_confounder():
+    """Half the median distance hides it: both regressions choose less."""
+
+    def one(key):
+        keys = jax.random.split(key, 4)
+        x = jax.random.normal(keys[0], (200, 1))
+        cause = jnp.sin(6 * x[:, 0])
+        treated = jax.random.bernoulli(keys[1], jax.nn.sigmoid(1.5 * cause))
+        y = cause + jax.random.normal(keys[2], (200,)) / 2
+        return treatment_effect_test(None, x, treated, y, key=keys[3], landmarks=30).p_value
+
+    p = jax.jit(lambda keys: jax.lax.map(one, keys))(jax.random.split(KEY, 20))
+    assert share(p) <= 0.25
 
 
 @pytest.mark.parametrize(("shift", "spread"), [(1.0, 1.0), (0.0, 6.0)])
