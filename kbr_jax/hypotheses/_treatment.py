@@ -114,7 +114,7 @@ def treatment_effect_test(
     >>> import jax, kbr_jax as kbr
     >>> keys = jax.random.split(jax.random.key(0), 4)
     >>> x = jax.random.normal(keys[0], (200, 1))
-    >>> treatment = jax.random.bernoulli(keys[1], jax.nn.sigmoid(x[:, 0]))
+    >>> treatment = jax.random.bernoulli(keys[1], jax.nn.sigmoid(x[:, 0] / 2))
     >>> y = x[:, 0] + treatment.astype(float) + jax.random.normal(keys[2], (200,)) / 2
     >>> found = kbr.hypotheses.treatment_effect_test(None, x, treatment, y, key=keys[3])
     >>> bool(found.p_value < 0.01)
