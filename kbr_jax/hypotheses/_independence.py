@@ -77,7 +77,7 @@ def independence_test(
     **Arguments:**
 
     - `kernel_x`, `kernel_y`: for each variable None, one kernel, or a list. None stands for ten:
-      Gaussian and Laplace, with five bandwidths each on the grid of `two_sample_test`; `Delta` for
+      Gaussian and Laplace, with five bandwidths each as in `two_sample_test`; `Delta` for
       labels. `x`, `y`: n pairs. `key`: of the permutations.
     - `num_permutations`: B, permutations of y (static); the smallest p-value is 1 / (B + 1).
     - `dependent`: x and y are two stationary series in order of time. Then y is shifted in time, by

@@ -113,7 +113,8 @@ def two_sample_test(
     - `kernel`: None, one kernel, or a list of kernels. None stands for 21 of them: Gaussian and
       Laplace with ten bandwidths each, from half the 5 % to twice the 95 % quantile of the
       distances, and `Energy`, which finds shifts (not with random Fourier features). Labels have
-      `Delta`, tuples the products of the kernels of their parts, and the sum for `Energy`.
+      `Delta`, tuples the products of the kernels of their parts, and the sum for `Energy`. In
+      every second product other labels count half: what the numbers tell without them is seen.
     - `x`, `y`: samples of n and m points, independent of each other. `key`: of the permutations.
     - `num_permutations`: B, draws of the null distribution (static). The smallest p-value is
       1 / (B + 1).
