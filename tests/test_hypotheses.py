@@ -117,20 +117,24 @@ def test_default_collections_of_any_columns():
 def test_the_energy_kernel_has_no_origin():
     """Its unit comes from the centered matrix, so its center does not matter."""
     first, second = (
-        kbr.hypotheses.two_sample_test([kbr.Energy(center), G], X, Y, key=KEY, num_permutations=20)
+        kbr.hypotheses.two_sample_test(
+            [kbr.kernels.Energy(center), G], X, Y, key=KEY, num_permutations=20
+        )
         for center in (0.0, 5.0)
     )
     close(first.statistic, second.statistic, 1e-8)
     close(first.null, second.null, 1e-8)
     pooled = np.concatenate([X, Y])
-    gram = np.asarray(kbr.gram(kbr.Energy(), pooled))
+    gram = np.asarray(kbr.gram(kbr.kernels.Energy(), pooled))
     center = np.eye(len(pooled)) - 1 / len(pooled)
     square = np.square(center @ gram @ center)[~np.eye(len(pooled), dtype=bool)]
     alone, _ = (
         kbr.hypotheses.two_sample_test(k, X, Y, key=KEY, num_permutations=1)
-        for k in (kbr.Energy(), G)
+        for k in (kbr.kernels.Energy(), G)
     )
-    twice = kbr.hypotheses.two_sample_test([kbr.Energy()] * 2, X, Y, key=KEY, num_permutations=1)
+    twice = kbr.hypotheses.two_sample_test(
+        [kbr.kernels.Energy()] * 2, X, Y, key=KEY, num_permutations=1
+    )
     close(twice.statistic, alone.statistic / np.sqrt(2 * np.mean(square)), 1e-8)
 
 

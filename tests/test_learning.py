@@ -337,7 +337,7 @@ def test_a_belief_in_folds_is_tested_by_all_coordinates():
     filt = _candidates._of_fold(setting, values, fold)
     assert isinstance(filt, kbr.filtering.CusumRestartFilter)
     close(filt.features(fold.codes[0]), fold.codes[0], 0.0)
-    weights = _candidates.beliefs(setting, folds, values, len(fold.states), [filt] * 5)
+    weights = _candidates.beliefs(setting, folds, values, [filt] * 5)
     run = kbr.run_filter(filt, fold.queries[0])
     close(weights[0, : len(fold.queries[0])], run.weights, 1e-8)
 

@@ -255,10 +255,11 @@ def _segment(
 
 
 def _noise(kernel: AbstractKernel, x: Points) -> tuple[Float[Array, ""], ...]:
-    r"""Scale of noise, its mean square and largest, of points less the nearer neighbor in time.
+    r"""Scale of noise, its mean square and its largest square.
 
-    A step moves a point away from one of its neighbors, noise and lone values from both. For noise
-    with eigenvalues $\lambda$ a split gains about a chi-squared variable times the scale
+    Noise is the difference of a point and the nearer of its neighbors in time: a step moves a
+    point away from one of them, noise and lone values from both. For noise with eigenvalues
+    $\lambda$ a split gains about a chi-squared variable times the scale
     $\sum \lambda^2 / \sum \lambda$.
     """
     index, square = jnp.arange(size(x)), kernel.diagonal(x)

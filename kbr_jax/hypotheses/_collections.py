@@ -134,7 +134,7 @@ def energy_kernel(x: Points) -> AbstractKernel:
 
 
 def without_origin(kernel: AbstractKernel) -> bool:
-    """Whether a kernel, or a part of a sum, is that of a distance from an arbitrary point."""
+    """Whether a kernel, or a part of a sum, measures from an arbitrary point."""
     if isinstance(kernel, DirectSum):
         return any(map(without_origin, kernel.kernels))
     return isinstance(kernel, Energy)

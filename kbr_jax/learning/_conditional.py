@@ -191,7 +191,7 @@ def _tuned(setting: _Setting, x: Points, y: Points, free: dict, fixed: dict) -> 
 
 
 def _folds(setting: _Setting, x: Points, y: Points, fixed: dict) -> list[tuple[Any, Any]]:
-    """The loss of the other pairs of each fold, and that of forecasts of its own from them."""
+    """For each fold the loss of the other pairs, and that of its own forecasts."""
     count = 5 if size(x) <= FEW else 2
     # At random: rows may take turns.
     rows = np.random.default_rng(0).permutation(size(x))[: size(x) // count * count]

@@ -128,7 +128,7 @@ class _Data(eqx.Module):
 
 @eqx.filter_jit
 def _held_out(setting: _Setting, data: _Data, values: dict) -> Float[Array, "n n"]:
-    """Weights on all x of the posterior of each pair from the other folds, of any sum."""
+    """Weights, of any sum, of the posterior of each pair from the other folds."""
     n = size(data.x)
     folds = np.arange(n).reshape(-1, FOLDS).T
     rest = jnp.asarray([np.setdiff1d(np.arange(n), fold) for fold in folds])
@@ -238,7 +238,7 @@ def learn_posterior(
     weights = _held_out(setting, data, values)
     # The loss does not see the mass: regularizers that it calls good may make it small everywhere.
     found = eqx.tree_at(lambda p: p.mass, found, _median(guarded_sum(weights), data.shares))
-    return found, _report(setting, data, values, normalized(weights))
+    return found, _report(setting, data, values, np.asarray(normalized(weights)))
 
 
 def _as_prior(prior: Any, kernel: AbstractKernel, x: Points) -> Embedding:
@@ -284,9 +284,8 @@ def _tuned(setting: _Setting, data: _Data, free: dict, fixed: dict) -> dict:
     return descend(loss, start, OPTIMIZER, STEPS)
 
 
-def _report(setting: _Setting, data: _Data, values: dict, weights: Array) -> Report:
+def _report(setting: _Setting, data: _Data, values: dict, weights: np.ndarray) -> Report:
     n = size(data.x)
-    weights = np.asarray(weights)
     matrix, shares = np.asarray(data.matrix), np.asarray(data.shares)
     alone = np.where(np.eye(n, dtype=bool), 0, shares)
     # A pair that holds all of the prior leaves nothing to the others.

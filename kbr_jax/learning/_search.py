@@ -57,7 +57,7 @@ def steps_that_help(
     optimizer: optax.GradientTransformation,
     num_steps: int,
 ) -> int:
-    """How many steps down the first loss of each fold lower the second most, in the mean.
+    """How many steps down the first losses lower the second ones most.
 
     The first of `num_steps` evaluates the start, as in `descend`: 0 to `num_steps` - 1 move.
     """

@@ -19,7 +19,7 @@ OF_PRIOR = 0.1
 def active(
     masses: Float[Array, " n"], likelihood: Float[Array, " n"], count: int
 ) -> tuple[Int[Array, " k"], Float[Array, " k"]]:
-    r"""Indices of `count` of n masses that stand for all, and the shares they were chosen with.
+    r"""Indices of `count` masses that stand for all n, and the shares of their choice.
 
     Masses of the posterior above a level are kept. Of the others every one has a share, and those
     are chosen where the sum of the shares passes 1/2, 3/2, and so on: systematic sampling by the
