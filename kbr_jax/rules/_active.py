@@ -54,7 +54,7 @@ def update(
     importance: bool,
     max_active: int | None,
 ) -> Any:
-    """Bayes' rule for one observation, on `max_active` weights that stand for all if that is set.
+    """Bayes' rule for one observation, on `max_active` weights if that is set.
 
     See `active`.
     """
