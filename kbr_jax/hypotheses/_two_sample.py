@@ -39,7 +39,7 @@ from ._collections import (
 )
 from ._results import TestResult, from_null, rounding, simulate, warn_if_hopeless
 from ._series import block_length
-from ._splits import by_features, by_gram
+from ._splits import Found, by_features, by_gram
 
 #: Bandwidths of a default family. On a geometric grid, power on three alternatives of MMD-FUSE with
 #: 500 points was .50, .55 and .47 (150 data sets each); on the even grid of its authors .49, .49,
@@ -161,12 +161,10 @@ def two_sample_test(
         few = min(size(x), size(y), 9), min(max(size(x), size(y)), 20)
         warn_if_hopeless(math.comb(sum(few), few[0]), f"{size(x)} and {size(y)} points")
     if kernels is None:
-        kernels = kernels_of(None, pooled, "x and y", _BANDWIDTHS, kernel_key)
-        real = any(map(is_float, jax.tree.leaves(pooled)))
-        if real and not isinstance(landmarks, RandomFourier):
-            kernels = (*kernels, energy_kernel(pooled))
+        kernels = _default_kernels(pooled, landmarks, kernel_key)
     draws = as_count(num_permutations, "num_permutations")
     least = min(size(x), size(y))
+    options = least, length, draw_key, draws, mesh
     dtype = jax.eval_shape(kernels[0].diagonal, pooled).dtype
     effects = jnp.full((len(kernels), 3), jnp.nan, dtype)
     if null == "signs":
@@ -181,14 +179,10 @@ def two_sample_test(
         # The matrix is never held, but a larger one is hours of work.
         total = size(pooled)
         check_memory(total, total, dtype, "the pooled sample", "give `landmarks`, for example 100")
-        *found, effects = by_gram(kernels, pooled, least, length, draw_key, draws, mesh)
+        *found, effects = _in_units(kernels, by_gram(kernels, pooled, *options))
     else:
         maps = feature_matrices(kernels, pooled, landmarks, kernel_key)
-        *found, effects = by_features(maps, least, length, draw_key, draws, mesh)
-    if null == "permutation":
-        *values, (wholes, centers) = found
-        own = jnp.asarray([without_origin(one) for one in kernels])
-        found = *values, jnp.where(own, _WITHOUT_ORIGIN * centers, wholes)
+        *found, effects = _in_units(kernels, by_features(maps, *options))
     valid = "samples of any size"
     if length > 1:
         valid = f"series of many blocks of {length} points"
@@ -203,6 +197,24 @@ def two_sample_test(
         hypothesis="x and y have one distribution",
         valid=valid,
     )
+
+
+def _default_kernels(
+    pooled: Points, landmarks: FeatureChoice, key: PRNGKeyArray
+) -> tuple[AbstractKernel, ...]:
+    kernels = kernels_of(None, pooled, "x and y", _BANDWIDTHS, key)
+    real = any(map(is_float, jax.tree.leaves(pooled)))
+    # The energy kernel has no random Fourier features.
+    if not real or isinstance(landmarks, RandomFourier):
+        return kernels
+    return *kernels, energy_kernel(pooled)
+
+
+def _in_units(kernels: tuple[AbstractKernel, ...], found: Found) -> tuple[Array, ...]:
+    """With the unit of each kernel's statistic in place of both root mean squares."""
+    *values, (wholes, centers), effects = found
+    own = jnp.asarray([without_origin(one) for one in kernels])
+    return *values, jnp.where(own, _WITHOUT_ORIGIN * centers, wholes), effects
 
 
 @eqx.filter_jit

@@ -236,7 +236,6 @@ def learn_posterior(
     options = {"landmarks_x": RANK, "landmarks_y": RANK} if size(x) > EXACT else {}
     found = setting.fit(values, x, y, **options)
     weights = _held_out(setting, data, values)
-    # The loss does not see the mass: regularizers that it calls good may make it small everywhere.
     found = eqx.tree_at(lambda p: p.mass, found, _median(guarded_sum(weights), data.shares))
     return found, _report(setting, data, values, np.asarray(normalized(weights)))
 
@@ -268,9 +267,13 @@ def _shares(prior: Embedding, x: Points) -> Float[Array, " n"]:
     return weights / jnp.sum(weights)
 
 
-def _median(values: Float[Array, " n"], shares: Float[Array, " n"]) -> Float[Array, ""]:
-    order = jnp.argsort(values)
-    return values[order[jnp.searchsorted(jnp.cumsum(shares[order]), 0.5)]]
+def _median(masses: Float[Array, " n"], shares: Float[Array, " n"]) -> Float[Array, ""]:
+    """The median mass of held-out posteriors.
+
+    The loss does not see masses: regularizers that it calls good may make all of them small.
+    """
+    order = jnp.argsort(masses)
+    return masses[order[jnp.searchsorted(jnp.cumsum(shares[order]), 0.5)]]
 
 
 def _tuned(setting: _Setting, data: _Data, free: dict, fixed: dict) -> dict:
