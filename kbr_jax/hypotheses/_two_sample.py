@@ -163,15 +163,14 @@ def two_sample_test(
     if kernels is None:
         kernels = _default_kernels(pooled, landmarks, kernel_key)
     draws = as_count(num_permutations, "num_permutations")
-    least = min(size(x), size(y))
-    options = least, length, draw_key, draws, mesh
+    options = min(size(x), size(y)), length, draw_key, draws, mesh
     dtype = jax.eval_shape(kernels[0].diagonal, pooled).dtype
     effects = jnp.full((len(kernels), 3), jnp.nan, dtype)
     if null == "signs":
         check_same_size(y, "y", x, "x")
         if landmarks is not None:
             raise ValueError('`landmarks` need `null="permutation"`.')
-        check_memory(least, least, dtype, "the pairs", 'take `null="permutation"`')
+        check_memory(size(x), size(x), dtype, "the pairs", 'take `null="permutation"`')
         found = _signs(kernels, x, y, length, draw_key, draws, mesh)
     elif null != "permutation":
         raise ValueError(f'`null` must be "permutation" or "signs", got {null!r}.')
