@@ -32,7 +32,7 @@ half, unit = kbr.Gaussian(0.5), kbr.Gaussian(1.0)
 # ## Two samples
 #
 # A normal sample and one of two narrow humps with the same mean and variance: no t-test tells them apart. The test tries
-# 20 kernels and lets its permutations try them as well, so that the choice costs no level.
+# 21 kernels and lets its permutations try them as well, so that the choice costs no level.
 
 # %%
 n = 200

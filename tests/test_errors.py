@@ -581,7 +581,7 @@ CASES = {
     ),
     "most active of signed weights": (
         lambda: fit_filter(max_active=3, clipping=kbr.Clipping(False, 0.0)),
-        "`max_active` keeps the largest of non-negative weights",
+        "`max_active` chooses among non-negative weights",
     ),
     "no active weights": (lambda: fit_filter(max_active=0), "`max_active` must be an integer >= 1"),
     "trajectories in one list": (

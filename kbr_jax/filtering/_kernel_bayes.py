@@ -260,7 +260,7 @@ def _check_options(emission, transition, regularizer, estimator, clipping, shift
         raise ValueError("Give a `transition`, or `shift=True` for moments with their successors.")
     if max_active is not None and (estimator == "prior" or not clipping.clip):
         raise ValueError(
-            "`max_active` keeps the largest of non-negative weights: it needs a `clipping` that "
+            "`max_active` chooses among non-negative weights: it needs a `clipping` that "
             "clips, and not the estimator 'prior'."
         )
 

@@ -100,9 +100,9 @@ def two_sample_test(
 
     This is the statistic of MMD-FUSE (Biggs, Schrab and Gretton 2023, eq 8), a soft maximum, at the
     temperature of the authors' program, where it equals the maximum up to rounding. The milder
-    temperature of their text has less power. `Energy` has no origin: its $s_k^2$ is twice the mean
-    square of the centered Gram matrix. With `null="signs"` $s_k$ is the root mean square of the
-    terms off the diagonal.
+    temperature of their text has less power. `Energy` measures from an arbitrary point: its
+    $s_k^2$ is twice the mean square of the centered Gram matrix. With `null="signs"` $s_k$ is the
+    root mean square of the terms off the diagonal.
 
     The permutations choose among the kernels as the data does, so the level stays exact. The effect
     is the energy coefficient of the deciding kernel (Székely and Rizzo 2013),

@@ -54,7 +54,6 @@ class Setting(eqx.Module):
     - `tested`: a wrong belief is left by the test of a `CusumRestartFilter`. A `RivalFilter` in its
       place gained on no fold of a rat's spikes, and lost 1.8 cm on one. A walker in a canteen had
       an error of .16 m with it, and of .08 m with the test.
-    - `active`: prior weights that Bayes' rule uses.
     """
 
     scale: Array
@@ -66,7 +65,6 @@ class Setting(eqx.Module):
     lost: Array
     regression: Regression | None = None
     tested: bool = eqx.field(static=True, default=False)
-    active: int = eqx.field(static=True, default=ACTIVE)
 
     def kernel(self, values: dict) -> AbstractKernel:
         """The kernel of the states."""
@@ -96,7 +94,7 @@ class Setting(eqx.Module):
             landmarks_states=min(RANK, size(states)),
             estimator=self.estimator,  # pyright: ignore[reportArgumentType]
             clipping=Clipping(truncation=values["truncation"]),
-            max_active=min(self.active, size(states)),
+            max_active=min(ACTIVE, size(states)),
         )
         if not self.tested or views is None or self.regression is None:
             return base
