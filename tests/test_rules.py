@@ -805,6 +805,19 @@ def test_where_a_prior_lies_does_not_depend_on_its_mass():
         kbr.bayes_rule(model, kbr.embed(kernel, jnp.linspace(4, 8, 50)), 0.0, regularizer=1e-3)
 
 
+@pytest.mark.parametrize("ridge", [1e-4, 0.1, 20.0])
+def test_where_a_prior_lies_does_not_depend_on_the_ridge(ridge):
+    """A large one, as some learned filters have, shrinks the weights of every prior."""
+    x = jnp.linspace(-2, 2, 200)
+    kernel = kbr.Gaussian(0.3)
+    model = kbr.fit_conditional(kernel, kernel, x, x, regularizer=ridge)
+    kbr.bayes_rule(model, kbr.embed(kernel, jnp.full(1, 1.0)), 0.0, regularizer=1e-3)
+    with pytest.warns(UserWarning, match=r"Of the `prior` \d+ % lies on the training x"):
+        kbr.bayes_rule(model, kbr.embed(kernel, jnp.linspace(1.5, 4, 50)), 0.0, regularizer=1e-3)
+    with pytest.raises(ValueError, match="lies on the training x"):
+        kbr.bayes_rule(model, kbr.embed(kernel, jnp.full(1, 7.0)), 0.0, regularizer=1e-3)
+
+
 def test_a_linear_kernel_knows_no_mass():
     x = jnp.linspace(-1, 1, 60)
     model = kbr.fit_conditional(kbr.Linear(), kbr.Gaussian(0.5), x, x, regularizer=1e-4)

@@ -34,11 +34,10 @@ from ..features import AbstractFeatures
 from ..kernels._base import AbstractKernel, check_where
 from ..kernels._parts import of_products
 
-#: Least share of a prior that must lie on the training x. It is about 1 inside them (with a
-#: constant kernel 1 / (1 + lambda)) and 0 some bandwidths outside.
+#: Least share of a prior that must lie on the training x. It is about 1 inside them and 0 some
+#: bandwidths outside.
 LEAST_SHARE = 0.01
-#: A share that is warned of. At x in [-2, 2] a prior on [1, 3] has .68 and one on [1.5, 4] .35; a
-#: ridge of .1 leaves .8 of a prior inside.
+#: A share that is warned of. At x in [-2, 2] a prior on [1, 3] has .68 and one on [1.5, 4] .35.
 LITTLE = 0.4
 
 
@@ -353,7 +352,10 @@ def single_prior_weights(model: AbstractEmission, prior: Embedding) -> Float[Arr
     # in the printed 2009 estimator.
     local = not of_products(getattr(model.features_x, "kernel", prior.kernel))
     if local and abs(float(total)) > LEAST_SHARE * float(sizes):
-        share = float(jnp.sum(model.mass(weights))) / float(total)
+        # A large ridge shrinks the weights of any prior: compare with those of the training x.
+        sample = model.weights(model.features_x.mean_coordinates())
+        of_sample = float(jnp.sum(model.mass(sample)))
+        share = float(jnp.sum(model.mass(weights))) / float(total) / of_sample
         words = f"Of the `prior` {100 * share:.2g} % lies on the training x, the rest is forgotten"
         if not share >= LEAST_SHARE:
             raise ValueError(f"{words}: train there, or take a wider kernel of x.")
