@@ -152,11 +152,9 @@ def test_bridges_on_a_table():
     """Binary proxies of a binary confounder: both bridges, their moments and both together."""
     a, w, z, y, truth = proxies()
     doses = jnp.array([0, 1])
-    outcome = causal.fit_outcome_bridge(a, w, z, y, regularizers=(TINY, TINY), cross_fit=False)
+    outcome = causal.fit_outcome_bridge(a, w, z, y, regularizers=(TINY, TINY))
     moments = causal.fit_moment_bridge(a, w, z, y, regularizer=TINY)
-    treatment = causal.fit_treatment_bridge(
-        a, w, z, y, regularizers=(TINY, TINY, TINY), cross_fit=False
-    )
+    treatment = causal.fit_treatment_bridge(a, w, z, y, regularizers=(TINY, TINY, TINY))
     for model in (outcome, moments, treatment, causal.doubly_robust(outcome, treatment)):
         found = causal.intervene(model, doses)
         close(kbr.mean(found), truth)
@@ -169,10 +167,10 @@ def test_bridges_on_a_table():
 def test_doubly_robust_needs_one_bridge():
     a, w, z, y, truth = proxies()
     doses, large = jnp.array([0, 1]), 1e6
-    good = causal.fit_outcome_bridge(a, w, z, y, regularizers=(TINY, TINY), cross_fit=False)
-    bad = causal.fit_outcome_bridge(a, w, z, y, regularizers=(TINY, large), cross_fit=False)
+    good = causal.fit_outcome_bridge(a, w, z, y, regularizers=(TINY, TINY))
+    bad = causal.fit_outcome_bridge(a, w, z, y, regularizers=(TINY, large))
     weights, wrong = (
-        causal.fit_treatment_bridge(a, w, z, y, regularizers=(TINY, ridge, TINY), cross_fit=False)
+        causal.fit_treatment_bridge(a, w, z, y, regularizers=(TINY, ridge, TINY))
         for ridge in (TINY, large)
     )
     assert np.abs(kbr.mean(causal.intervene(bad, doses)) - np.asarray(truth)).max() > 0.1
@@ -250,9 +248,7 @@ def test_linear_bridges_in_arms():
     a, w, z, y = shuffled(*(np.concatenate(column) for column in zip(*parts, strict=True)))
     truth = level + 2 * 0.3
     kernels = (None, AFFINE, AFFINE)
-    outcome = causal.fit_outcome_bridge(
-        a, w, z, y, kernels=kernels, regularizers=(1e-12, 1e-12), cross_fit=False
-    )
+    outcome = causal.fit_outcome_bridge(a, w, z, y, kernels=kernels, regularizers=(1e-12, 1e-12))
     moments = causal.fit_moment_bridge(a, w, z, y, kernels=kernels, regularizer=1e-14)
     wrong = causal.fit_treatment_bridge(a, w, z, y, kernels=kernels)
     for model in (outcome, moments, causal.doubly_robust(outcome, wrong)):
@@ -273,13 +269,13 @@ def ridge_weights(gram, cross, used, ridge):
     return mean + moved @ np.linalg.solve(inner, center)
 
 
-def two_stages(of_z, of_x, of_shared, targets, ridges, cross, shared):
+def two_stages(of_z, of_x, of_shared, targets, ridges, cross, shared, folds=1):
     """Second-stage predictions at points with values `cross` of x and `shared` of the rest."""
     n = len(targets)
     gamma = np.zeros((n, n))
-    for fold in range(FOLDS):
-        own = np.arange(n) % FOLDS == fold
-        gamma[own] = ridge_weights(of_z, of_z[own], ~own, ridges[0])
+    for fold in range(folds):
+        own = np.arange(n) % folds == fold
+        gamma[own] = ridge_weights(of_z, of_z[own], ~own if folds > 1 else own, ridges[0])
     gram = of_shared * (gamma @ of_x @ gamma.T)
     return ridge_weights(gram, shared * (cross @ gamma.T), np.ones(n, bool), ridges[1]) @ targets
 
@@ -317,6 +313,24 @@ def test_outcome_bridge_is_the_formula():
     close(kbr.mean(causal.intervene(bridge, jnp.asarray(doses[:1]), adjust)), expected, 1e-7)
 
 
+def two_arms(seed, n):
+    """Arms, proxies and outcomes with an effect of 1; u hides it in the means of the arms."""
+    u, of_w, of_z, of_a, of_y = np.random.default_rng([seed, n]).normal(size=(5, n))
+    a = (u + of_a > 0).astype(int)
+    return map(jnp.asarray, (a, u + of_w / 2, u + of_z / 2, a - 2 * u + 0.3 * of_y))
+
+
+def effect(bridge):
+    curve = kbr.mean(causal.intervene(bridge, jnp.array([0, 1])))
+    return float(curve[1] - curve[0])
+
+
+def test_first_stage_of_an_outcome_bridge_has_no_folds():
+    """With folds the mean effect of these samples was .44."""
+    found = [effect(causal.fit_outcome_bridge(*two_arms(seed, 300))) for seed in range(8)]
+    assert abs(np.mean(found) - 1) < 0.4
+
+
 def test_instrument_is_the_formula():
     x, c, z, y = units(seed=3)
     ridges, new = (1e-2, 1e-3), np.array([-0.5, 1.0])
@@ -331,13 +345,14 @@ def test_instrument_is_the_formula():
     of_c = gaussian(c, c, 0.8)
     expected = two_stages(
         gaussian(z, z, 1.5) * of_c, gaussian(x, x, 1.0), of_c, y, ridges,
-        gaussian(new, x, 1.0), gaussian(new, c, 0.8),
+        gaussian(new, x, 1.0), gaussian(new, c, 0.8), FOLDS,
     )  # fmt: skip
     close(causal.structural(model, jnp.asarray(new), jnp.asarray(new)), expected, 1e-7)
     ones = np.ones((40, 40))
     expected = two_stages(
-        gaussian(z, z, 1.5), gaussian(x, x, 1.0), ones, y, ridges, gaussian(new, x, 1.0), ones[:2]
-    )
+        gaussian(z, z, 1.5), gaussian(x, x, 1.0), ones, y, ridges, gaussian(new, x, 1.0), ones[:2],
+        FOLDS,
+    )  # fmt: skip
     close(causal.structural(plain, jnp.asarray(new)), expected, 1e-7)
 
 
@@ -352,10 +367,7 @@ def test_treatment_bridge_is_the_formula():
     )
     n, of_a, of_z = len(y), gaussian(a, a, 1.0), gaussian(z, z, 0.8)
     of_aw = of_a * gaussian(w, w, 1.5)
-    seen = np.zeros((n, n))
-    for fold in range(FOLDS):
-        own = np.arange(n) % FOLDS == fold
-        seen[own] = ridge_weights(of_aw, of_aw[own], ~own, ridges[0])
+    seen = ridge_weights(of_aw, of_aw, np.ones(n, bool), ridges[0])
     at_free = of_a * gaussian(w, w, 1.5).mean(0)
     free = ridge_weights(of_aw, at_free, np.ones(n, bool), ridges[0])
     # Rows u of the units and v of independent doses and proxies, as points of one Gram matrix.

@@ -86,7 +86,6 @@ def fit_outcome_bridge(
     kernels: tuple[KernelLike, ...] | None = None,
     rank: int = 300,
     regularizers: tuple[ArrayLike | None, ...] | None = None,
-    cross_fit: bool = True,
     mask: ArrayLike | None = None,
 ) -> OutcomeBridge:
     r"""Fit a bridge from an outcome proxy to the outcome (kernel proxy variables).
@@ -98,12 +97,11 @@ def fit_outcome_bridge(
 
     $$ \hat\mu(a, z) = \text{regression of } \phi(w) \text{ on } (a, z), \qquad
        \hat h = \arg\min_h \tfrac1n \sum_i (y_i - \langle h, \phi(a_i) \otimes
-       \hat\mu^{(-k)}(a_i, z_i) \rangle)^2 + \lambda |h|^2. $$
+       \hat\mu(a_i, z_i) \rangle)^2 + \lambda |h|^2. $$
 
-    $\hat\mu^{(-k)}$ is fitted without the fold k of unit i, one of five of every fifth unit: give
-    units in random order. The first ridge has the least leave-one-out error. The second is the
-    largest one within a standard error of the least. Both stages have an intercept.
-    The result is linear in functions of y, so that it gives the distribution of Y under do(a).
+    The first ridge has the least leave-one-out error. The second is the largest one within a
+    standard error of the least. Both stages have an intercept. The result is linear in functions of
+    y, so that it gives the distribution of Y under do(a).
 
     **Without an unmeasured confounder** give the measured ones as w, and z = None: h is then the
     regression of y on dose and covariates, and `intervene` adjusts for them.
@@ -118,12 +116,11 @@ def fit_outcome_bridge(
     - `a`: n doses, reals, vectors, labels, or tuples of them; `w`, `z`: proxies; `y`: outcomes.
     - `kernels`: of a, w and z, None for the defaults. That of a real dose is `Laplace` with 3
       standard deviations: it extrapolates by constants, and has smaller errors than a Gaussian
-      kernel in the [results](../results/causal.md#two-proxies-of-a-confounder).
-    - `rank`: features of each variable at most (static); n or more is exact.
-    - `regularizers`: of the first and the second stage; None chooses, also one of them.
-    - `cross_fit`: whether the first stage predicts in folds (static). Without it, kernels
+      kernel in the [results](../results/causal.md#two-proxies-of-a-confounder). Kernels
       `Polynomial(degree=1)` with vanishing ridges give two-stage least squares. `Linear` holds no
       constant: multiplied with the kernel of a, it leaves the dose no effect of its own.
+    - `rank`: features of each variable at most (static); n or more is exact.
+    - `regularizers`: of the first and the second stage; None chooses, also one of them.
     - `mask`: `[n]`, False where a unit is padding.
 
     **Returns:** an `OutcomeBridge` for `intervene`. Cost O(n r^2 + r^3).
@@ -147,18 +144,20 @@ def fit_outcome_bridge(
     rank = as_count(rank, "rank")
     proxies = feature_map(data.kernel_w, data.w, rank, data.mask)
     first, second = as_ridges(regularizers, 2, proxies.dtype)
-    embedded = proxies.matrix
+    embedded, targets = proxies.matrix, outcome_targets(data.kernel_y, data.y, rank, data.mask)
     ridge, explained = jnp.zeros((), proxies.dtype), jnp.ones((), proxies.dtype)
     if z is not None:
         kernel = TensorProduct((data.kernel_a, data.kernel_z))
         instruments = feature_map(kernel, (data.a, data.z), rank, data.mask)
-        stage = regress(instruments, embedded, first)
+        stage = regress(instruments, proxies.matrix, first)
         ridge, explained = stage.regularizer, stage.explained
-        embedded = stage.fitted(instruments, embedded, cross_fit)
+        # Predictions in five folds err more, and so adjust less. Mean squared errors with folds and
+        # without, 7 data sets: abortion .0085 and .0082, maths .0015 and .0010, reading .0017 and
+        # .0008. Effects of 300 units, root mean square: two arms .51 and .37, weak proxies .96 and
+        # .74, noise of 2 .26 and .28.
+        embedded = stage.fitted(instruments, proxies.matrix, cross_fit=False)
     features = paired(data, embedded, rank)
-    stage = regress(
-        features, outcome_targets(data.kernel_y, data.y, rank, data.mask), second, cautious=True
-    )
+    stage = regress(features, targets, second, cautious=True)
     return OutcomeBridge(
         features=features,
         fit=stage.fit,

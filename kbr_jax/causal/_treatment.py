@@ -100,7 +100,6 @@ def fit_treatment_bridge(
     kernels: tuple[KernelLike, ...] | None = None,
     rank: int = 300,
     regularizers: tuple[ArrayLike | None, ...] | None = None,
-    cross_fit: bool = True,
     mask: ArrayLike | None = None,
 ) -> TreatmentBridge:
     r"""Fit weights that undo confounding, from a treatment proxy; no density is estimated.
@@ -165,7 +164,7 @@ def fit_treatment_bridge(
         ridge, explained = stage.regularizer, stage.explained
         at = product_coordinates(features, data.a, data.w, features.uniform)
         free = stage.fit.predict(at, own)
-        embedded = stage.fitted(features, own, cross_fit)
+        embedded = stage.fitted(features, own, cross_fit=False)
     pairs = TensorProduct((data.kernel_a, Linear()))
     both = jax.tree.map(lambda *parts: jnp.concatenate(parts), (data.a, embedded), (data.a, free))
     # The exact solution is in the span of both.
