@@ -86,7 +86,8 @@ def fit_instrument(
     $\hat\mu^{(-k)}$ is fitted without the fold k of unit i, one of five of every fifth unit: give
     units in random order. The first ridge has the least leave-one-out error. The second is the
     largest one within a standard error of the least, by the errors with $\hat\mu$ of all units:
-    the noise of $\hat\mu^{(-k)}$ is tied to that of y. Both stages have an intercept.
+    the noise of $\hat\mu^{(-k)}$ is tied to that of y. It is not below the one of least error with
+    $\hat\mu^{(-k)}$. Both stages have an intercept.
 
     **What it assumes.** Relevance: z changes x. Exclusion: z changes y through x alone.
     Independence: given c, nothing drives both z and the noise of y. Additive noise: the effect of x
@@ -192,15 +193,17 @@ def _last_stage(
     errors with it and without, n = 300: two values .80 (at most 20) and .18 (.8), ten 1.4 (66) and
     .11 (.7); 15 instruments, weak ones .18 and .10, strong ones .10 and .14. With whole folds left
     out two values had 4.0.
+
+    The ridge is not below the best one of the folds: of 30 samples with heavy tails of z (t with 3
+    degrees of freedom) two had curves with 2.2 and 9.6, and now the largest is .4. Nine other
+    designs had the same errors within .01. A cautious choice for both has more error where
+    instruments are weak (.60 for .38).
     """
-
-    def fitted(folds: bool, ridge: Array | None) -> tuple[AbstractFeatureMap, Stage]:
-        features = features_of(folds)
-        return features, regress(features, outcomes, ridge, cautious=True)
-
+    features = features_of(cross_fit)
     if cross_fit and ridge is None:
-        ridge = fitted(False, None)[1].regularizer
-    return fitted(cross_fit, ridge)
+        plain = regress(features_of(False), outcomes, None, cautious=True)
+        ridge = jnp.maximum(plain.regularizer, regress(features, outcomes, None).regularizer)
+    return features, regress(features, outcomes, ridge, cautious=True)
 
 
 def _explained(
