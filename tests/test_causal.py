@@ -325,6 +325,17 @@ def effect(bridge):
     return float(curve[1] - curve[0])
 
 
+def test_second_ridge_of_an_outcome_bridge():
+    """By predictions of all units alone it is 1e-8 here, and the effect -.9 in place of 1."""
+    u, a, w, z, y = np.random.default_rng([79, 200]).normal(size=(5, 200))
+    a = (a < u / 1.6).astype(int)
+    columns = [jnp.asarray(part) for part in (a, u + w / 2, u + z / 2, a + u + y / 2)]
+    bridge = causal.fit_outcome_bridge(*columns)
+    assert bridge.regularizers[1] > 1e-5 and abs(effect(bridge) - 1) < 0.4
+    given = causal.fit_outcome_bridge(*columns, regularizers=tuple(bridge.regularizers))
+    close(effect(given), effect(bridge))
+
+
 def test_first_stage_of_an_outcome_bridge_has_no_folds():
     """With folds the mean effect of these samples was .44."""
     found = [effect(causal.fit_outcome_bridge(*two_arms(seed, 300))) for seed in range(8)]

@@ -114,7 +114,7 @@ def as_published(data: dict[str, np.ndarray], seed: int) -> np.ndarray:
 def repetition(table: str, seed: int) -> dict[str, float]:
     """Mean squared errors of the curves."""
     data = load(table, seed)
-    # Units in random order: folds of the moment bridge are every fifth unit.
+    # Units in random order: folds are every fifth unit.
     order = np.random.default_rng(seed).permutation(len(data["y"]))
     a, w, z, y = (jnp.asarray(data[key][order]) for key in "awzy")
     doses = jnp.asarray(data["doses"])

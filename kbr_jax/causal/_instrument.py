@@ -1,7 +1,5 @@
 r"""Instrumental regression: effects that an unmeasured confounder cannot reach."""
 
-from collections.abc import Callable
-
 import equinox as eqx
 import jax.numpy as jnp
 
@@ -29,7 +27,7 @@ from ..kernels import (
     as_kernel,
     checked_kernel,
 )
-from ._stages import Smoothed, Stage, feature_map, regress
+from ._stages import Smoothed, feature_map, regress, second_ridge
 from ._units import as_kernels, as_ridges, checked_sample, in_units, outcome_targets
 
 #: A first stage below this strength is called weak (Staiger and Stock 1997).
@@ -167,7 +165,10 @@ def fit_instrument(
         return _second(embedded, covariates, kernel_c, rank, mask)
 
     outcomes = outcome_targets(kernel_x, y, rank, mask)
-    features, last = _last_stage(features_of, outcomes, second, cross_fit)
+    features = features_of(cross_fit)
+    if cross_fit and second is None:
+        second = second_ridge(features_of(False), features, outcomes)
+    last = regress(features, outcomes, second, cautious=True)
     return InstrumentalRegression(
         features,
         last.fit,
@@ -178,32 +179,6 @@ def fit_instrument(
         jnp.stack([stage.explained, last.explained]),
         strength,
     )
-
-
-def _last_stage(
-    features_of: Callable[[bool], AbstractFeatureMap],
-    outcomes: Float[Array, "n t"],
-    ridge: Array | None,
-    cross_fit: bool,
-) -> tuple[AbstractFeatureMap, Stage]:
-    """The last regression. Its ridge is chosen on predictions without folds.
-
-    A fold's predictions err against the noise of its own units, and so against their y. A choice by
-    the errors of folds takes that for signal, most where few values of z repeat it. Mean squared
-    errors with it and without, n = 300: two values .80 (at most 20) and .18 (.8), ten 1.4 (66) and
-    .11 (.7); 15 instruments, weak ones .18 and .10, strong ones .10 and .14. With whole folds left
-    out two values had 4.0.
-
-    The ridge is not below the best one of the folds: of 30 samples with heavy tails of z (t with 3
-    degrees of freedom) two had curves with 2.2 and 9.6, and now the largest is .4. Nine other
-    designs had the same errors within .01. A cautious choice for both has more error where
-    instruments are weak (.60 for .38).
-    """
-    features = features_of(cross_fit)
-    if cross_fit and ridge is None:
-        plain = regress(features_of(False), outcomes, None, cautious=True)
-        ridge = jnp.maximum(plain.regularizer, regress(features, outcomes, None).regularizer)
-    return features, regress(features, outcomes, ridge, cautious=True)
 
 
 def _explained(
