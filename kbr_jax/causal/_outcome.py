@@ -36,7 +36,8 @@ class OutcomeBridge(AbstractCausalModel):
     - `regularizers`: the ridges, of the first stage (0 without one) and of the second.
     - `explained`: the shares of variance that the stages explain of points left out, of the proxy w
       and of y. A first share near 0 says that z tells nothing about w: no bridge can be found. It
-      is NaN for `fit_moment_bridge`, which has no first stage.
+      is NaN for `fit_moment_bridge`, which has no first stage. The second share is somewhat too
+      large: the first stage has seen the units.
     """
 
     features: LandmarkFeatures
