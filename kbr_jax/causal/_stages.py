@@ -195,10 +195,10 @@ def second_ridge(
     ones .18 and .10, strong ones .10 and .14. With whole folds left out two values had 4.0.
 
     Predictions of all units have seen these units, and in some samples choose a ridge that is far
-    too small: two of 30 instruments with heavy tails had errors of 2.2 and 9.6, two of 100 outcome bridges
-    with two arms 3.7 and 10 (500 units). So the ridge is not below the best one of the folds: these
-    have at most .4 and .02. Nine other designs of instruments had the same errors within .01. A
-    cautious choice by both has more error where instruments are weak (.60 for .38).
+    too small: two of 30 instruments with heavy tails had errors of 2.2 and 9.6, two of 100 outcome
+    bridges with two arms 3.7 and 10 (500 units). So the ridge is not below the best one of the
+    folds: these have at most .4 and .02. Nine other designs of instruments had the same errors
+    within .01. A cautious choice by both has more error where instruments are weak (.60 for .38).
     """
     careful = regress(whole, targets, None, cautious=True).regularizer
     return jnp.maximum(careful, regress(held, targets, None).regularizer)
