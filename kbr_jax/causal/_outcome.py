@@ -198,7 +198,7 @@ def fit_moment_bridge(
     every fifth unit: give units in random order. What it assumes, its arguments, result and errors
     are those of `fit_outcome_bridge`; `explained[1]` is the share of the squared moments of y.
 
-    It needs no first stage, and has half of the error of the two stages on grade retention. It
+    It needs no first stage, and has less error than the two stages on grade retention. It
     rests on the moments alone: with few units or weak proxies the two stages are more stable.
 
     Cost O(n r^2 + q r^3) for q ridges.
