@@ -169,15 +169,10 @@ def fit_instrument(
     if cross_fit and second is None:
         second = second_ridge(features_of(False), features, outcomes)
     last = regress(features, outcomes, second, cautious=True)
+    ridges = jnp.stack([stage.regularizer, last.regularizer])
+    explained = jnp.stack([stage.explained, last.explained])
     return InstrumentalRegression(
-        features,
-        last.fit,
-        treatments,
-        covariates,
-        y,
-        jnp.stack([stage.regularizer, last.regularizer]),
-        jnp.stack([stage.explained, last.explained]),
-        strength,
+        features, last.fit, treatments, covariates, y, ridges, explained, strength
     )
 
 
