@@ -186,7 +186,7 @@ def regress(
 def second_ridge(
     whole: AbstractFeatureMap, held: AbstractFeatureMap, targets: Float[Array, "n t"]
 ) -> Float[Array, ""]:
-    """The ridge of a second stage, from first predictions of all units and from those in folds.
+    """The ridge of a second stage, from predictions with folds and without.
 
     A fold's predictions err against the noise of its own units, and so against their y. A choice by
     the errors of folds takes that for signal, most where few values of z repeat it. Curves by an
