@@ -342,16 +342,18 @@ def test_a_belief_in_folds_is_tested_by_all_coordinates():
     close(weights[0, : len(fold.queries[0])], run.weights, 1e-8)
 
 
-def test_a_given_kernel_of_observations_sees_them_as_they_are(monkeypatch):
-    values = dict(zip(_filter.RANGES, jnp.array([0.4, 1.0, 1e-3, 1e-4, 0.1]), strict=True))
-    monkeypatch.setattr(_filter, "_best", lambda *_: values)
+@pytest.mark.parametrize("fixed", [{}, {"truncation": 0.1}])
+def test_a_given_kernel_of_observations_sees_them_as_they_are(monkeypatch, fixed):
+    """A given truncation too."""
+    values = dict(zip(_filter.RANGES, jnp.array([0.4, 1.0, 1e-3, 1e-4]), strict=True))
+    monkeypatch.setattr(_filter, "_best", lambda setting, folds, step, fixed, bar: values | fixed)
     monkeypatch.setattr(_filter, "_tuned", lambda setting, folds, values, fixed: values)
     monkeypatch.setattr(_filter, "recovering", lambda setting, folds, _: (setting, folds, None, ()))
     monkeypatch.setattr(_filter, "beliefs", lambda *_: None)
     monkeypatch.setattr(_filter, "_report", lambda *_: Report({}, {}, {}, ()))
     states, seen = walk(200, 5)
     kernel = kbr.Gaussian(jnp.array([0.5, 0.5, 100.0]))
-    filt, _ = kbr.learn_filter(states, seen, kernel_observations=kernel, progress=False)
+    filt, _ = kbr.learn_filter(states, seen, kernel_observations=kernel, progress=False, **fixed)
     scale = kbr.kernels.coordinate_scale(states)
     expected = kbr.fit_filter(
         kbr.Gaussian(0.4 * scale),
@@ -361,7 +363,7 @@ def test_a_given_kernel_of_observations_sees_them_as_they_are(monkeypatch):
         regularizer=1e-3,
         posterior_regularizer=1e-4,
         landmarks_states=_candidates.RANK,
-        clipping=kbr.Clipping(truncation=0.1),
+        clipping=kbr.Clipping(truncation=fixed.get("truncation", _filter.TRUNCATION)),
         max_active=_candidates.ACTIVE,
         estimator="importance",
     )
