@@ -19,6 +19,8 @@ from kbr_jax.learning import (
 )
 
 RNG = np.random.default_rng(0)
+#: Of the values of a candidate.
+NAMES = (*_filter.RANGES, "truncation")
 
 
 close = closeness(1e-10, 1e-10)
@@ -273,7 +275,7 @@ def test_a_lost_stretch_costs_what_one_without_memory_does():
     states, seen = walk(150, 4)
     folds = _folds.make_folds(states, seen[:, :2], None)
     fold = jax.tree.map(lambda leaf: leaf[0], folds)
-    values = dict(zip(_filter.RANGES, jnp.array([0.3, 0.5, 1e-3, 1e-4, 0.02]), strict=True))
+    values = dict(zip(NAMES, jnp.array([0.3, 0.5, 1e-3, 1e-4, 0.02]), strict=True))
     scales = kbr.kernels.coordinate_scale(states), kbr.median_heuristic(fold.codes)
 
     def setting(lost):
@@ -301,7 +303,7 @@ def test_a_belief_is_tested_by_all_coordinates():
     seen[:, :2] = np.stack([np.cos(2 * angle), np.sin(2 * angle)], axis=1)
     seen[:, -1] = 0.3 * np.cos(angle)
     seen = jnp.asarray(seen + 0.02 * rng.normal(size=seen.shape))
-    values = dict(zip(_filter.RANGES, jnp.array([0.4, 0.3, 1e-3, 1e-4, 0.1]), strict=True))
+    values = dict(zip(NAMES, jnp.array([0.4, 0.3, 1e-3, 1e-4, 0.1]), strict=True))
     scales = kbr.kernels.coordinate_scale(states), kbr.median_heuristic(seen)
     regression = (kbr.Gaussian(0.4), 1e-3)
     setting = _candidates.Setting(
@@ -332,7 +334,7 @@ def test_a_belief_in_folds_is_tested_by_all_coordinates():
     folds = _folds.make_folds(states, seen[:, :2], regression)
     fold = jax.tree.map(lambda leaf: leaf[0], folds)
     assert fold.leading == fold.codes.shape[-1]
-    values = dict(zip(_filter.RANGES, jnp.array([0.4, 0.3, 1e-3, 1e-4, 0.1]), strict=True))
+    values = dict(zip(NAMES, jnp.array([0.4, 0.3, 1e-3, 1e-4, 0.1]), strict=True))
     setting = _candidates.Setting(one, one, None, None, None, "pairs", one, regression, tested=True)
     filt = _candidates._of_fold(setting, values, fold)
     assert isinstance(filt, kbr.filtering.CusumRestartFilter)

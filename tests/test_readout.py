@@ -319,7 +319,8 @@ def test_a_belief_that_knows_all_is_left_alone():
     assert learn_readout(setting(), *made_up((1.0, 0.0, 0.0, 0.0), 1e-3)) is None
 
 
-VALUES = dict(zip(_filter.RANGES, jnp.array([0.4, 1.0, 1e-3, 1e-3, 0.05]), strict=True))
+NAMES = (*_filter.RANGES, "truncation")
+VALUES = dict(zip(NAMES, jnp.array([0.4, 1.0, 1e-3, 1e-3, 0.05]), strict=True))
 VALUES["bandwidth_observations"] = jnp.full(3, 1.0)
 
 
