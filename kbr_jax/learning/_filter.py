@@ -77,7 +77,8 @@ RANGES = {
 #: It is not searched: held-out runs hardly tell which is best. Where they chose from .003 to .3, 4
 #: of 48 runs in the look-alike room were half a turn wrong for 31 to 36 frames. The same four
 #: filters with .01, .02, .03 and .08 in its place: 2, 37, 0 and 58 wrong frames in all. Scores of
-#: searches with .01, .02, .03 and .05: .0771, .0775, .0827 and .0828 (walker, three searches). With
+#: searches with .01, .02, .03 and .05: .0771, .0775, .0827 and .0828 (walker, three searches). Test
+#: halves and laps were in sight. Of two filters learned anew with .01 one was still wrong. With
 #: .01, .02 and a searched one the rotation is the same (T = 200: .0464, .0463, .0464).
 TRUNCATION = 0.01
 #: Bandwidths of the regression from states to observations.
@@ -158,7 +159,7 @@ def learn_filter(
     progress: bool = True,
     **fixed: Any,
 ) -> tuple[AbstractFilter, Report]:
-    r"""Fit a filter to training sequences, with every parameter chosen on held-out stretches.
+    r"""Fit a filter to training sequences, its bandwidths and regularizers chosen on held-out stretches.
 
     1. Observations are mapped to at most 100 coordinates in units of their noise
        (`DiscriminantMap`), fitted to what each fold learns from. The kernel sees the first 20, a
