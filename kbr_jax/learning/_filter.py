@@ -159,7 +159,7 @@ def learn_filter(
     progress: bool = True,
     **fixed: Any,
 ) -> tuple[AbstractFilter, Report]:
-    r"""Fit a filter to training sequences, its bandwidths and regularizers chosen on held-out stretches.
+    r"""Fit a filter to training sequences, its parameters chosen on held-out stretches.
 
     1. Observations are mapped to at most 100 coordinates in units of their noise
        (`DiscriminantMap`), fitted to what each fold learns from. The kernel sees the first 20, a
